@@ -43,7 +43,7 @@ def add_commands(commands: Subcommands) -> None:
     listing = add_command(group, "list", "list endpoints", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each endpoint")
-    update = _of_endpoint(group, "update", "change an endpoint; what is not given stays", _update)
+    update = _of_endpoint(group, "update", "change an endpoint; omitted options stay", _update)
     add_request_options(update, UpdateEndpoint)
     rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
     rotate.add_argument(
@@ -52,7 +52,7 @@ def add_commands(commands: Subcommands) -> None:
         default=timedelta(hours=24),
         help="how long events are signed with the old secret, too (default: 24h)",
     )
-    _of_endpoint(group, "delete", "delete an endpoint; what waits for it is given up", _delete)
+    _of_endpoint(group, "delete", "delete an endpoint; its pending deliveries are given up", _delete)
     sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
     deliveries = _of_endpoint(group, "deliveries", "list the newest deliveries of an endpoint", _deliveries)
@@ -61,7 +61,7 @@ def add_commands(commands: Subcommands) -> None:
         "--limit", type=whole_number(0, 10**9), default=100, help=f"(default: 100, at most {_MAX_LISTED})"
     )
     deliveries.add_argument("--json", action="store_true", help="a line of JSON for each delivery")
-    again = _of_endpoint(group, "redeliver", "deliver again what was given up, or one delivery", _redeliver)
+    again = _of_endpoint(group, "redeliver", "deliver given-up events again, or one delivery", _redeliver)
     again.add_argument("delivery_id", nargs="?", help="default: the newest of those that were given up")
     for command in (create, update, sample):
         for name in ("webhook_hosts", "webhook_seconds"):

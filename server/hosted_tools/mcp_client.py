@@ -151,7 +151,7 @@ class McpServers:
         if isinstance(error, TimeoutError):
             return failed_result(f"The tool gave no answer within {self._seconds:g} seconds.")
         log.warning("a call of MCP server %s failed: %s", label, _cause(error))
-        return failed_result("The MCP server could not be asked, or its answer could not be read.")
+        return failed_result("The MCP server could not be reached, or its response could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
         """Cancel the calls of a response."""

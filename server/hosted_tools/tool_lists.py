@@ -100,7 +100,7 @@ class ToolListCache:
         try:
             exchange = ask()
         except BaseException:
-            self._finish(key, done, ToolList(error="The MCP server could not be asked."))
+            self._finish(key, done, ToolList(error="The MCP server could not be reached."))
             raise
         exchange.add_done_callback(lambda future: self._finish(key, done, _result(future)))
         return done

@@ -119,7 +119,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         raise problem
 
     async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
-        raise Refused("Sockets of this machine are not visited.")
+        raise Refused("Unix sockets are not allowed.")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -214,13 +214,13 @@ def _redirected(here: httpx.URL, location: str) -> httpx.URL:
     try:
         return read_url(str(here.join(location)))
     except (httpx.InvalidURL, ValueError):
-        raise Refused("The page redirects to what is no URL.") from None
+        raise Refused("The page redirects to an invalid URL.") from None
 
 
 async def _read_body(pieces: AsyncIterator[bytes], encoding: str, size: int) -> bytes:
     """The decompressed body. Raises Unreachable if it is too large or badly compressed."""
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise Unreachable("The page is compressed in a way that was not asked for.")
+        raise Unreachable("The page has a compression that was not requested.")
     inflator = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     body = bytearray()
     sent = 0
@@ -332,7 +332,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             # The limits count bytes as sent, not decompressed.
             await response.aclose()
-            raise ResponseTooLarge("The server compressed what it was asked not to.")
+            raise ResponseTooLarge("The server compressed its response although the request ruled that out.")
         assert isinstance(response.stream, httpx.AsyncByteStream)
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         response.stream = _BoundedStream(response.stream, self._budget, self._deadline, is_events=is_events)

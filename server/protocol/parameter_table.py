@@ -65,7 +65,7 @@ SAMPLING: Rows = {
     ),
     "truncate_prompt_tokens": ParameterRow("works", "-1 is as many as leave room for the answer."),
     "truncation_side": ParameterRow("works", "`left`, where a prompt loses its beginning, or `right`."),
-    "thinking_token_budget": ParameterRow("works", "Of models whose reasoning ends with one token."),
+    "thinking_token_budget": ParameterRow("works", "For models whose reasoning ends with one token."),
     "generation_config": ParameterRow(
         "works", "transformers' own, an object or JSON; unknown fields are refused."
     ),
@@ -116,10 +116,12 @@ _COMMON: Rows = {
 
 _COMPLETION_ONLY: Rows = {
     "return_weight_versions": _refused("A model's weights do not change while it is served.", False),
-    "routed_experts_prompt_start": _ignored("Experts are not told of, so there is nothing to leave out."),
+    "routed_experts_prompt_start": _ignored(
+        "Routed experts are never reported, so there is nothing to leave out."
+    ),
     "return_token_offsets": _ignored(_RENDER_ONLY),
     "return_prompt_text": _refused("Ask for `return_token_ids`, and /detokenize them.", False),
-    "stream_interval": _ignored("It says how much text a chunk has, not which."),
+    "stream_interval": _ignored("It sets how much text a chunk has."),
     **_works("n", "response_format", "echo", "return_token_ids"),
     **_works(
         use_beam_search="The `n` likeliest answers, 10 at most, as vLLM finds them, by the model's own "
@@ -130,7 +132,7 @@ _COMPLETION_ONLY: Rows = {
     "early_stopping": _ignored("A beam search ends as soon as nothing better can be found."),
     **_works(
         stream_options="With `stream: true` alone.",
-        prompt_logprobs="Of a whole answer, not of a stream.",
+        prompt_logprobs="For a whole answer, not for a stream.",
     ),
 }
 
@@ -172,8 +174,8 @@ _RESPONSES: Rows = {
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored("Pictures are read whole: `context_compression: enabled` is refused."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
-    "length_penalty": _ignored("Only beam search reads it, which is not of this endpoint."),
-    "early_stopping": _ignored("Only beam search reads it, which is not of this endpoint."),
+    "length_penalty": _ignored("Only beam search reads it, which this endpoint does not have."),
+    "early_stopping": _ignored("Only beam search reads it, which this endpoint does not have."),
 }
 
 _CHAT: Rows = {
@@ -183,14 +185,14 @@ _CHAT: Rows = {
     **_works("messages", "parallel_tool_calls", "store", "metadata", "max_tokens", "max_completion_tokens"),
     **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
     **_works(
-        exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
+        exclude_tools_when_tool_choice_none="With `tool_choice: none` the prompt leaves out `tools`.",
         tools="An empty list is none.",
-        add_special_tokens="What the tokenizer puts around texts, such as a first token, beside what the "
-        "chat template writes; models that read harmony's format have none.",
+        add_special_tokens="The tokenizer's special tokens around texts, such as a first token, beside those "
+        "that the chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
-    "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
+    "best_of": _refused("Answers that are not returned are not generated; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),
     "function_call": _refused("It is OpenAI's old form of `tool_choice`.", "none"),

@@ -49,7 +49,7 @@ class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class CreateTenantEndpoint(CreateEndpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/webhook_endpoints."""
 
-    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
+    tenant: Annotated[TenantName, Meta(description="Tenant that owns it.")]
 
 
 class RotateSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,8 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--allow",
         default="",
-        help="what may be opened, with commas between: host, host:port, *.host, * for every public host, http://"
-        " before any of them for http beside https, and networks of addresses that are not public",
+        help="hosts that may be opened, with commas between: host, host:port, *.host, * for every "
+        "public host, http:// before any of them for http beside https, and networks of addresses "
+        "that are not public",
     )
     options = parser.parse_args(arguments)
     try:

@@ -73,9 +73,7 @@ class AllowedWeb:
         if literal is not None and self._is_listed(literal):
             return
         if not any(allowed_host.matches(host, url.scheme, port) for allowed_host in self.hosts):
-            raise ForbiddenUrl(
-                f"The operator does not let {host[:100]} be visited by {url.scheme} on this port."
-            )
+            raise ForbiddenUrl(f"The operator does not allow {url.scheme} to {host[:100]} on this port.")
 
     def check_addresses(self, host: str, resolved: Sequence[str]) -> list[Address]:
         """The addresses of a host, parsed. Raises ForbiddenUrl unless there is one and all are allowed.
@@ -91,7 +89,7 @@ class AllowedWeb:
             host in self.unchecked_hosts
             or all(is_public(address) or self._is_listed(address) for address in addresses)
         ):
-            raise ForbiddenUrl(f"{host[:100]} does not lead to an address that may be visited.")
+            raise ForbiddenUrl(f"{host[:100]} does not resolve to an allowed address.")
         return addresses
 
     def _is_listed(self, address: Address) -> bool:
@@ -135,11 +133,11 @@ def read_url(text: str) -> httpx.URL:
     """Parse an absolute http or https URL. Raises ForbiddenUrl."""
     # Parsers disagree about these characters, and valid URLs do not have them.
     if len(text) > MAX_URL or not text.isprintable() or " " in text or "\\" in text:
-        raise ForbiddenUrl("This is not a URL that can be visited.")
+        raise ForbiddenUrl("This is not a valid URL.")
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
-        raise ForbiddenUrl("This is not a URL that can be visited.") from None
+        raise ForbiddenUrl("This is not a valid URL.") from None
     _check_syntax(url)
     return url
 
@@ -177,15 +175,15 @@ def _is_isatap(address: IPv6Address) -> bool:
 
 def _check_syntax(url: httpx.URL) -> None:
     if url.scheme not in _DEFAULT_PORTS:
-        raise ForbiddenUrl("Only http and https URLs can be visited.")
+        raise ForbiddenUrl("Only http and https URLs are allowed.")
     if url.userinfo:
-        raise ForbiddenUrl("A URL with a user name in it is not visited.")
+        raise ForbiddenUrl("A URL must not contain a user name.")
     host = url.raw_host.decode("ascii").lower()
     # Some resolvers take a host that ends in a number for an address: 127.1, 0x7f000001, 0177.0.0.1.
     last = host.rpartition(".")[2]
     is_name = _HOST_NAME.fullmatch(host) is not None and not last.isdigit() and not last.startswith("0x")
     if url.port == 0 or not (is_name or _literal(host) is not None):
-        raise ForbiddenUrl("This is not a URL that can be visited.")
+        raise ForbiddenUrl("This is not a valid URL.")
 
 
 def _literal(host: str) -> Address | None:

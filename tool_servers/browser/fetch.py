@@ -136,14 +136,14 @@ def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     try:
         return read_url(str(url.join(location)))
     except (httpx.InvalidURL, ValueError):
-        raise ForbiddenUrl("The page redirects to what is no URL.") from None
+        raise ForbiddenUrl("The page redirects to an invalid URL.") from None
 
 
 async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
     """The decompressed body. Raises PageUnreachable if it is too large or badly compressed."""
     encoding = response.headers.get("content-encoding", "").lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise PageUnreachable("The page is compressed in a way that was not asked for.")
+        raise PageUnreachable("The page has a compression that was not requested.")
     inflator = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     body = bytearray()
     received = 0

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output-kb",
         type=_positive(int),
         default=known.output // 1024,
-        help="what is kept of what it prints",
+        help="kilobytes of its output that are returned",
     )
     return parser
 

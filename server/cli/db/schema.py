@@ -33,7 +33,7 @@ MAX_WAIT_SECONDS = 86400
 def add_commands(commands: Subcommands) -> None:
     """Adds the group `holdfast db`."""
     group = add_group(commands, "db", "the database")
-    add_command(group, "status", "show the schema's revision and what an upgrade would meet", _status)
+    add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
     command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
     _add_wait(command)
     command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")

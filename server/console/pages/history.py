@@ -210,7 +210,7 @@ def csv(console: ConsoleRequest) -> Answer:
 def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilter:
     wanted = read_filter(arguments, datetime.now(UTC))
     if wanted.words and not console.is_admin:
-        raise InvalidRequest("Words are searched in contents, which this key does not see.", param="q")
+        raise InvalidRequest("Searching for words needs a key that may read contents.", param="q")
     return wanted
 
 
@@ -226,4 +226,4 @@ def _read_cursor(cursor: str) -> Cursor | None:
         created_at = datetime.fromisoformat(time)
         return Cursor(created_at.astimezone(UTC), UUID(hex=name))
     except (ValueError, OverflowError):
-        raise InvalidRequest("before is the place of no response.", param="before") from None
+        raise InvalidRequest("before must be the position of a response.", param="before") from None

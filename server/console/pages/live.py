@@ -80,7 +80,7 @@ def engine_facts(stats: Stats) -> Iterator[Fact]:
         yield Fact("Prefix hits", percent(stats.prefix_hit_rate))
     yield Fact("Tokens in, out", f"{number(stats.prompt_tokens)}, {number(stats.tokens)}")
     if stats.paused:
-        yield Fact("Paused", "what was generated is not stored yet", is_bad=True)
+        yield Fact("Paused", "generated tokens are not stored yet", is_bad=True)
     for server in stats.servers:
         yield Fact(server.url, f"{server.state}, {server.running} running", server.state != "up")
 

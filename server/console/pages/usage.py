@@ -71,7 +71,9 @@ def _read_days(arguments: Mapping[str, str], today: date) -> tuple[date, date]:
     last = _read_day("to", arguments.get("to"), today)
     first = _read_day("from", arguments.get("from"), last - timedelta(days=int(period) - 1))
     if not 0 <= (last - first).days < MAX_DAYS:
-        raise InvalidRequest(f"The days are from the earlier to the later, at most {MAX_DAYS}.", param="from")
+        raise InvalidRequest(
+            f"from must not be after to, and a period has at most {MAX_DAYS} days.", param="from"
+        )
     return first, last
 
 
@@ -81,9 +83,9 @@ def _read_day(name: str, value: str | None, default: date) -> date:
     try:
         day = date.fromisoformat(value)
     except ValueError:
-        raise InvalidRequest(f"{name} is a day such as 2026-11-23.", param=name) from None
+        raise InvalidRequest(f"{name} must be a day such as 2026-11-23.", param=name) from None
     if not date(2000, 1, 1) <= day <= date(2999, 12, 31):
-        raise InvalidRequest(f"{name} is a day from 2000 to 2999.", param=name)
+        raise InvalidRequest(f"{name} must be a day from 2000 to 2999.", param=name)
     return day
 
 

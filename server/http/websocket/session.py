@@ -195,7 +195,7 @@ class SocketSession:
         if not isinstance(request, CreateMessage):
             return msgspec.json.encode(
                 SteerFailed(
-                    error=SteerDetail("steering_not_supported", "Responses cannot be steered here."),
+                    error=SteerDetail("steering_not_supported", "Steering a response is not supported."),
                     steer=Steer(request.previous_response_id, request.input),
                 )
             )
