@@ -16,7 +16,7 @@ from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
 from server.console.session_cookie import COOKIE, form_token
-from server.console.sql.sql_reader import SqlReader
+from server.console.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.thread_pools import ThreadPools

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Never
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import error_pages, static_files
-from server.console.console_request import ConsoleRequest, read_form
+from server.console import static_files
+from server.console.console_request import ConsoleRequest, html, read_form, redirect
 from server.console.pages import (
     compare,
     history,
@@ -27,13 +28,17 @@ from server.console.pages import (
 )
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
-from server.console.sql.sql_reader import SqlReader
-from server.errors import InvalidRequest, MissingScope, WrongOrigin
+from server.console.sql_reader import SqlReader
+from server.console.templates import render
+from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound, WrongOrigin
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
 from server.http.asgi.thread_pools import ThreadShare
+from server.http.json_responses import log_refusal, to_api_error
 from server.http.services import Services
 from server.limits.shared_limit import UNBOUNDED, SharedLimit
+from server.protocol.ids import new_request_id
+from server.store.console.time_limit import TimeOver
 
 ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024
@@ -115,7 +120,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
         expected_share=lambda request: context.expected_share(with_key_of_cookie(services, request)),
         known_caller=lambda _request: None,
-        on_error=error_pages.on_error,
+        on_error=on_error,
     )
     uncounted = SharedLimit("sign-ins", total=UNBOUNDED, per_tenant=UNBOUNDED)
     anonymous = replace(
@@ -135,7 +140,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         Route(
             f"{PATH}/{{rest:path}}",
             AuthenticatedEndpoint(
-                error_pages.raise_not_found,
+                raise_not_found,
                 signed_in,
                 context.threads.read,
                 authorize=lambda caller: _require(caller, "metadata"),
@@ -213,3 +218,32 @@ def _check_origin(request: HTTPConnection) -> None:
         raise WrongOrigin
     if origin is not None and not is_same_origin(origin, headers.get("host", "")):
         raise WrongOrigin
+
+
+def on_error(connection: HTTPConnection, error: Exception) -> Response:
+    """The answer to an exception of a page: a page with its sentence, or the way to the sign-in page."""
+    request = Request(connection.scope)
+    if getattr(request.state, "request_id", None) is None:
+        request.state.request_id = new_request_id()
+    api_error = to_api_error(InvalidRequest(str(error)) if isinstance(error, TimeOver) else error)
+    request.state.error = api_error
+    log_refusal(api_error, request.state.request_id, error)
+    if isinstance(api_error, NotAuthenticated):
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return redirect(request, f"{PATH}/sign-in", **({"next": wanted} if request.method == "GET" else {}))
+    content = render(
+        "error.html",
+        status=api_error.status,
+        message=str(api_error),
+        may_sign_in=isinstance(api_error, MissingScope),
+        request_id=request.state.request_id,
+    )
+    answer = html(request, content, api_error.status)
+    if api_error.retry:
+        answer.headers["retry-after"] = str(api_error.retry_seconds)
+    return answer
+
+
+def raise_not_found(_request: Request, _caller: Caller, _body: bytes) -> Never:
+    """The handler of addresses below /console that are none."""
+    raise NotFound("There is no such page.")

@@ -54,7 +54,7 @@ from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Connection, Database
 from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch
-from server.tracing.open_tracer import open_tracer
+from server.tracing.spans import open_tracer
 from server.version import VERSION
 from server.webhooks.sender import WebhookSender
 from server.webhooks.webhook_client import WebhookClient, allowed_receivers

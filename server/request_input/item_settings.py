@@ -12,7 +12,14 @@ from msgspec import UNSET
 
 from server.errors import InvalidRequest
 from server.protocol.decode import convert_to
-from server.protocol.responses.items import Compaction, Item, Message
+from server.protocol.responses.items import (
+    AdditionalTools,
+    Compaction,
+    ConfigurationUpdate,
+    Item,
+    Message,
+    SettingsItem,
+)
 from server.protocol.responses.request import (
     MAX_TOOLS,
     CreateResponse,
@@ -20,7 +27,6 @@ from server.protocol.responses.request import (
     TextFormat,
     TextOptions,
 )
-from server.protocol.responses.settings_items import AdditionalTools, ConfigurationUpdate, SettingsItem
 from server.protocol.responses.tools import declared_name
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_context

@@ -4,9 +4,8 @@ from functools import cache
 
 import pytest
 
-from tool_servers.runner.find_python import check_sandbox, find_python
-from tool_servers.runner.limits import SandboxLimits
-from tool_servers.runner.sandbox import CannotRun
+from tool_servers.runner.bubblewrap import SandboxLimits
+from tool_servers.runner.sandbox import CannotRun, check_sandbox, find_python
 
 
 @cache

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tool_servers.mcp_host import Program
-from tool_servers.runner.find_python import check_sandbox, find_python
-from tool_servers.runner.limits import MB, SandboxLimits
+from tool_servers.runner.bubblewrap import MB, SandboxLimits
 from tool_servers.runner.mcp_server import build_server
-from tool_servers.runner.sandbox import CannotRun, Sandbox
+from tool_servers.runner.sandbox import CannotRun, Sandbox, check_sandbox, find_python
 from tool_servers.runner.sessions import SandboxSessions
 
 PROGRAM = Program(

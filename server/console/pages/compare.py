@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import ItemView, item_view
+from server.console.item_view import ItemView, item_view
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.protocol import ids

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import ItemView, item_views
+from server.console.item_view import ItemView, item_views
 from server.console.pages.run_again import stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import item_views
+from server.console.item_view import item_views
 from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound

@@ -8,8 +8,8 @@ import msgspec
 from starlette.responses import Response as HttpResponse
 
 from server.console.console_request import HEADERS, ConsoleRequest
-from server.console.contents.timeline import timeline
 from server.console.pages.response import find_facts, not_found
+from server.console.timeline import timeline
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream, StreamPosition

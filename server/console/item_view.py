@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.console.contents.markdown import MAX_CHARS
-from server.console.formats import pretty_json
+from server.console.formats import MAX_MARKDOWN_CHARS, pretty_json
 from server.store.console.response_detail import StoredItem
 
 
@@ -41,7 +40,7 @@ def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
     for one in stored:
         view = item_view(one)
         sizes = [len(part.text) + _CHARS_OF_A_TEXT for part in view.parts if part.kind == "text"]
-        left -= sum(size for size in sizes if size <= MAX_CHARS)
+        left -= sum(size for size in sizes if size <= MAX_MARKDOWN_CHARS)
         views.append(view if left >= 0 else _plain(view))
     return views
 

@@ -1,5 +1,4 @@
-from server.console.pages.sql import questions
-from server.console.sql.result_chart import MAX_SERIES, ResultChart, chart_of
+from server.console.pages.sql import MAX_SERIES, ResultChart, chart_of, questions
 
 TEXT, INTEGER, DAY, TIMESTAMPTZ = 25, 20, 1082, 1184
 

@@ -1,1 +1,0 @@
-"""Contents of a response as pages show them: items and timeline. Pure."""
