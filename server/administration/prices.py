@@ -15,9 +15,7 @@ def set_price(connection: Connection, actor: Actor, request: SetPrice) -> DatedP
     check_printable(request.model, "model")
     cached = request.input if request.cached_input is None else request.cached_input
     valid_from = clock(connection) if request.valid_from is None else time_of(request.valid_from)
-    price = DatedPrice(
-        request.model, valid_from, Decimal(request.input), Decimal(cached), Decimal(request.output)
-    )
+    price = DatedPrice(request.model, valid_from, *map(Decimal, (request.input, cached, request.output)))
     prices.set_price(connection, price)
     details = {
         name: as_json(getattr(price, name)) for name in ("input", "cached_input", "output", "valid_from")

@@ -110,7 +110,7 @@ def _indentation(value: Any) -> int:
     spaces, depth, level = 0, 0, [value]
     while level:
         depth += 2
-        level = [child for one in level for child in _children(one)]
+        level = [child for element in level for child in _children(element)]
         spaces += depth * len(level)
     return spaces
 
@@ -133,7 +133,7 @@ def csv_value(value: object) -> object:
         case datetime():
             return value.astimezone(UTC).isoformat()
         case Mapping():
-            return csv_value(" ".join(f"{key}={one}" for key, one in value.items()))
+            return csv_value(" ".join(f"{key}={element}" for key, element in value.items()))
         case _:
             return value
 

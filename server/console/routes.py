@@ -229,8 +229,10 @@ def on_error(connection: HTTPConnection, error: Exception) -> Response:
     request.state.error = api_error
     log_refusal(api_error, request.state.request_id, error)
     if isinstance(api_error, NotAuthenticated):
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return redirect(request, f"{PATH}/sign-in", **({"next": wanted} if request.method == "GET" else {}))
+        next_page = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return redirect(
+            request, f"{PATH}/sign-in", **({"next": next_page} if request.method == "GET" else {})
+        )
     content = render(
         "error.html",
         status=api_error.status,

@@ -43,13 +43,13 @@ class Asset(NamedTuple):
 @cache
 def assets() -> dict[str, Asset]:
     """All of them by their path below the folder, read once."""
-    found = {}
+    by_name = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in _MEDIA_TYPES:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:16]
-            found[path.relative_to(FOLDER).as_posix()] = Asset(content, _MEDIA_TYPES[path.suffix], digest)
-    return found
+            by_name[path.relative_to(FOLDER).as_posix()] = Asset(content, _MEDIA_TYPES[path.suffix], digest)
+    return by_name
 
 
 def asset_address(name: str) -> str:

@@ -109,7 +109,7 @@ def discover_tools(
             headers=None,
             authorization=None,
             server_url=tool.server_url and tool.server_url.partition("?")[0],  # a query may be a secret
-            listed=[one for one in offered.tools if f"{tool.server_label}__{one.name}" not in names],
+            listed=[listed for listed in offered.tools if f"{tool.server_label}__{listed.name}" not in names],
             listing_error=offered.error,
         )
         listed_before = stored is not None or _is_listed_in(items, tool)
@@ -239,8 +239,7 @@ class _RequestServers:
         if tool.server_url is None:
             if label not in self.labels:
                 raise InvalidRequest(
-                    f"The server_label '{label}' names no MCP server that is registered here.",
-                    param=f"{path}.server_label",
+                    f"No MCP server is registered as '{label}'.", param=f"{path}.server_label"
                 )
             return
         if label in _RESERVED | self.labels:
@@ -308,8 +307,7 @@ def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
             raise _unsupported(f"{path}.filters.{name}", "Limiting a search to domains is not supported.")
     if isinstance(container, str) and container != "auto":
         raise _unsupported(
-            f"{path}.container",
-            "Choosing a container is not supported: each response has a container of its own.",
+            f"{path}.container", "Named containers are not supported: each response has one of its own."
         )
     for name, why in _REFUSED_OF_CONTAINERS.items():
         if isinstance(container, dict) and container.get(name):

@@ -71,5 +71,5 @@ def prepare() -> None:
 
 def answer(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes:
     """The output for a picture."""
-    found = normalised(content, most_read, most_pixels, most_side)
-    return json.dumps({"error": found}).encode() if isinstance(found, str) else found
+    result = normalised(content, most_read, most_pixels, most_side)
+    return json.dumps({"error": result}).encode() if isinstance(result, str) else result

@@ -56,8 +56,8 @@ def read_keys(document: bytes) -> list[SigningKey]:
         keys = decode_as(document, _KeySet).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError("it is not a set of keys") from error
-    found = (_read_key(one) for one in keys[:MAX_KEYS])
-    return [key for key in found if key is not None]
+    readable = (_read_key(entry) for entry in keys[:MAX_KEYS])
+    return [key for key in readable if key is not None]
 
 
 def _read_key(jwk: Mapping[str, Any]) -> SigningKey | None:
@@ -194,14 +194,14 @@ def fetch_keys(issuer: str) -> list[SigningKey]:
     Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
     """
     try:
-        found = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
+        discovered = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("its configuration has no issuer and jwks_uri") from None
-    if found.issuer != issuer:
-        raise ValueError(f"its configuration is that of the issuer {found.issuer[:200]!r}")
-    if not is_safe_url(found.jwks_uri):
+    if discovered.issuer != issuer:
+        raise ValueError(f"its configuration is that of the issuer {discovered.issuer[:200]!r}")
+    if not is_safe_url(discovered.jwks_uri):
         raise ValueError("its jwks_uri is neither https nor on loopback")
-    return read_keys(_get(found.jwks_uri))
+    return read_keys(_get(discovered.jwks_uri))
 
 
 def _get(url: str) -> bytes:

@@ -71,11 +71,11 @@ async def look_up(host: str, port: int) -> list[str]:
 
 def _resolve(host: str, port: int, answer: "Future[list[str]]") -> None:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        found = []
+        addresses = []
     _lookups.release()
-    answer.set_result([str(entry[4][0]) for entry in found])
+    answer.set_result([str(entry[4][0]) for entry in addresses])
 
 
 @cache

@@ -22,9 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--allow",
         default="",
-        help="hosts that may be opened, with commas between: host, host:port, *.host, * for every "
-        "public host, http:// before any of them for http beside https, and networks of addresses "
-        "that are not public",
+        help="hosts to allow, with commas between: host, host:port, *.host, * for every public host, http://"
+        " before any of them for http beside https, and networks of addresses that are not public",
     )
     options = parser.parse_args(arguments)
     try:

@@ -97,24 +97,24 @@ class BrowserSessions:
     def _evict(self, tenant: str) -> None:
         """End idle sessions, the tenant's beyond its limits, then the largest tenant's beyond the total."""
         old = time.monotonic() - IDLE_SECONDS
-        for name in [name for name, one in self._sessions.items() if one.used_at <= old]:
+        for name in [name for name, session in self._sessions.items() if session.used_at <= old]:
             del self._sessions[name]
         self._shrink(tenant, MAX_SESSIONS_PER_TENANT, MAX_BYTES_PER_TENANT)
         while len(self._sessions) > MAX_SESSIONS or self._size(None) > MAX_BYTES:
-            counts = Counter(one.tenant for one in self._sessions.values())
+            counts = Counter(session.tenant for session in self._sessions.values())
             sizes = {owner: self._size(owner) for owner in counts}
             largest = max(counts, key=lambda owner: (sizes[owner] / MAX_BYTES) + counts[owner] / MAX_SESSIONS)
             self._shrink(largest, counts[largest] - 1, MAX_BYTES)
 
     def _shrink(self, tenant: str, most: int, most_bytes: int) -> None:
         """End the tenant's least recently used sessions until it is within these limits."""
-        own = [name for name, one in self._sessions.items() if one.tenant == tenant]
+        own = [name for name, session in self._sessions.items() if session.tenant == tenant]
         size = self._size(tenant)
         while own and (len(own) > most or size > most_bytes):
             size -= self._sessions.pop(own.pop(0)).size
 
     def _size(self, tenant: str | None) -> int:
-        return sum(one.size for one in self._sessions.values() if tenant in (None, one.tenant))
+        return sum(session.size for session in self._sessions.values() if tenant in (None, session.tenant))
 
 
 def build_server(web: Web, host: str) -> FastMCP:

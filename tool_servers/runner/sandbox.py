@@ -143,8 +143,8 @@ class Sandbox:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):
             for folder in (bubblewrap.HOME, "/dev/shm"):  # noqa: S108
-                found = os.statvfs(f"/proc/{members[1]}/root{folder}")
-                if found.f_files - found.f_ffree > self._limits.files:
+                usage = os.statvfs(f"/proc/{members[1]}/root{folder}")
+                if usage.f_files - usage.f_ffree > self._limits.files:
                     return f"The code made more than {self._limits.files} files."
         return None
 
@@ -186,12 +186,12 @@ def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 
 
 
 def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
-    control, told = os.pipe()
+    control, child_end = os.pipe()
     filtered, written = os.pipe()
     os.write(written, seccomp.sandbox_filter(os.uname().machine))
     os.close(written)
     inside = {
-        "control": told,
+        "control": child_end,
         "seconds": limits.seconds,
         "memory": limits.memory,
         "disk": limits.disk,
@@ -207,12 +207,12 @@ def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[byte
         program=[python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)],
     )
     try:
-        process = _popen(words, (told, filtered))
+        process = _popen(words, (child_end, filtered))
     except OSError as error:
         os.close(control)
         raise CannotRun(f"bubblewrap cannot be started: {error.strerror}.") from None
     finally:
-        os.close(told)
+        os.close(child_end)
         os.close(filtered)
     return process, control
 

@@ -125,7 +125,7 @@ class SandboxSessions:
         _close([session])
 
     def _at_work(self, tenant: str) -> int:
-        return sum(one.tenant == tenant and one.waiting > 0 for one in self._sessions.values())
+        return sum(session.tenant == tenant and session.waiting > 0 for session in self._sessions.values())
 
     def _victim(self, tenant: str) -> str | object:
         """The session that makes room for a new one of the tenant's: longest unused. Raises Busy.

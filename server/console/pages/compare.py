@@ -127,8 +127,8 @@ def _pieces(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
     """Return the length of the common prefix."""
     count = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
+    for piece, other in zip(a, b, strict=False):
+        if piece != other:
             break
         count += 1
     return count
@@ -178,8 +178,8 @@ def _diff(a: list[response_detail.StoredItem], b: list[response_detail.StoredIte
 
 def _parameters(detail: ResponseDetail) -> dict[str, Any]:
     """Return the request's parameters as the response repeats them; empty without contents."""
-    found: dict[str, Any] = msgspec.json.decode(detail.request) if detail.request else {}
-    return found
+    parameters: dict[str, Any] = msgspec.json.decode(detail.request) if detail.request else {}
+    return parameters
 
 
 def _read(connection: Connection, console: ConsoleRequest) -> _Pair:
@@ -195,10 +195,10 @@ def _find(connection: Connection, console: ConsoleRequest, name: str) -> Respons
     response = ids.parse_response_id(value)
     if response is None:
         raise InvalidRequest(f"{name} must be the id of a response, not '{value[:100]}'.", param=name)
-    found = response_detail.read_detail(connection, response, contents=console.is_admin)
-    if found is None:
+    detail = response_detail.read_detail(connection, response, contents=console.is_admin)
+    if detail is None:
         raise NotFound(f"There is no response {value[:100]}.", param=name)
-    return found
+    return detail
 
 
 def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
@@ -206,5 +206,5 @@ def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
     siblings: list[Relative] = []
     if len(a.chain) > 1:
         siblings = response_detail.read_branches(connection, a.facts["tenant"], a.chain[-2].id)
-    found = {one.id: one for one in [*siblings, *reversed(a.chain), *a.branches, *a.conversation]}
-    return [one for one in found.values() if one.id != a.facts["id"] and not one.deleted][:_MAX_OFFERED]
+    relatives = {row.id: row for row in [*siblings, *reversed(a.chain), *a.branches, *a.conversation]}
+    return [row for row in relatives.values() if row.id != a.facts["id"] and not row.deleted][:_MAX_OFFERED]

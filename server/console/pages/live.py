@@ -45,11 +45,11 @@ def quantile(values: Distribution, share: float) -> float | None:
 
     None without values, and for the last bucket, which has no bound.
     """
-    wanted = share * sum(values.counts)
+    rank = share * sum(values.counts)
     below = 0
     for bound, count in zip(values.bounds, values.counts, strict=False):
         below += count
-        if below and below >= wanted:
+        if below and below >= rank:
             return bound
     return None
 
@@ -109,7 +109,9 @@ def process_facts(
 def limit_gauges(limits: Mapping[str, tuple[int, int]]) -> list[Gauge]:
     """Limits that are in use or full, by their names; those that nobody uses are left out."""
     gauges = [Gauge(name, used, total) for name, (used, total) in limits.items()]
-    return sorted((one for one in gauges if one.used), key=lambda one: -one.used / max(1, one.total))
+    return sorted(
+        (limit for limit in gauges if limit.used), key=lambda limit: -limit.used / max(1, limit.total)
+    )
 
 
 _STOPPING_SECONDS = 5.0
@@ -158,16 +160,16 @@ def _threads(pools: ThreadPools) -> Iterator[Gauge]:
 
 def drain(console: ConsoleRequest) -> Answer:
     """POST /console/live/drain: asks this process to stop, as SIGTERM does"""
-    given = console.form.get("confirm", "").strip()
-    if given != _name():
+    typed = console.form.get("confirm", "").strip()
+    if typed != _name():
         raise InvalidRequest(
-            f"This is {_name()}, and {given[:100] or 'nothing'} was typed; nothing was stopped. "
+            f"This is {_name()}, and {typed[:100] or 'nothing'} was typed; nothing was stopped. "
             "Behind a balancer another replica may have answered: send SIGTERM to the process then.",
             param="confirm",
         )
     with console.services.database.begin() as connection:
         console.actor.record(
-            connection, "process.drain", None, str(console.services.replica), {"name": given}
+            connection, "process.drain", None, str(console.services.replica), {"name": typed}
         )
     _stop(console.services)
     return console.redirect("/console/live")

@@ -74,9 +74,9 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
         "attempt": row.attempt,
     }
     is_whole = event.kind is Kind.WHOLE
-    place = output_index(event) if is_whole else event.output_index
-    if place is not None:
-        described["output_index"] = place
+    index = output_index(event) if is_whole else event.output_index
+    if index is not None:
+        described["output_index"] = index
     if not contents:
         return described
     if not is_whole:

@@ -62,7 +62,7 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
 def _without_nulls(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: element for name, element in value.items() if element is not None}
 
 
 def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:
@@ -119,8 +119,8 @@ def read_edited(text: str) -> dict[str, Any]:
 
 def request_body(parameters: Mapping[str, Any], items: Sequence[str]) -> bytes:
     """The body of POST /v1/responses for the background; the stored items are the input where it has none."""
-    given = {"input": [msgspec.Raw(item.encode()) for item in items]} if "input" not in parameters else {}
-    return msgspec.json.encode({**given, **parameters, "background": True, "store": True, "stream": False})
+    fields = {"input": [msgspec.Raw(item.encode()) for item in items]} if "input" not in parameters else {}
+    return msgspec.json.encode({**fields, **parameters, "background": True, "store": True, "stream": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     services = console.services
     caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
     input_images.SOURCE.set(services.model.image_source(tenant))
-    wanted = decode(body, CreateResponse, endpoint="responses")
-    (accepted,) = services.admission.admit(caller, [wanted])
+    params = decode(body, CreateResponse, endpoint="responses")
+    (accepted,) = services.admission.admit(caller, [params])
     return accepted.id
 
 

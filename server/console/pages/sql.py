@@ -32,14 +32,14 @@ class Question(NamedTuple):
 @cache
 def questions() -> tuple[Question, ...]:
     """All of them in the order of the document."""
-    found: list[Question] = []
+    parsed: list[Question] = []
     title = ""
     for line in _FILE.read_text(encoding="utf-8").splitlines():
         if line.startswith("-- "):
             title = line.removeprefix("-- ")
         elif line:
-            found.append(Question(title, line))
-    return tuple(found)
+            parsed.append(Question(title, line))
+    return tuple(parsed)
 
 
 SHOWN_ROWS = 500
@@ -176,13 +176,13 @@ def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) ->
     if len(places) < 2:
         return None
     texts = [place for place in range(1, len(types)) if types[place] not in NUMBERS]
-    found: dict[str, list[float | None]] = {}
+    series_by_name: dict[str, list[float | None]] = {}
     for place, row in known:
         for series, value in _values(names, row, numbers, texts, grouped=len(places) < len(known)):
-            found.setdefault(series, [None] * len(places))[index[place]] = value
-    largest = sorted(found.items(), key=lambda pair: -sum(abs(value or 0) for value in pair[1]))
-    kept = {name for name, _values in largest[:MAX_SERIES]}
-    drawn = [(name, values) for name, values in found.items() if name in kept]
+            series_by_name.setdefault(series, [None] * len(places))[index[place]] = value
+    largest = sorted(series_by_name.items(), key=lambda pair: -sum(abs(value or 0) for value in pair[1]))
+    shown_names = {name for name, _values in largest[:MAX_SERIES]}
+    drawn = [(name, values) for name, values in series_by_name.items() if name in shown_names]
     if kind == "name":
         return ResultChart(
             kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn

@@ -223,9 +223,9 @@ def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[
     for index, element in enumerate(declared or ()):
         kind = element.get("type")
         if kind == "namespace":
-            for place, inner in enumerate(element["tools"]):
+            for position, inner in enumerate(element["tools"]):
                 if inner.get("name") == name:
-                    return f"tools[{index}].tools[{place}]", inner["type"]
+                    return f"tools[{index}].tools[{position}]", inner["type"]
         elif kind in ("function", "custom") and element.get("name") == name:
             return f"tools[{index}]", kind
     return "tools", None

@@ -78,7 +78,7 @@ def show(console: ConsoleRequest) -> Answer:
         keys=shown_keys,
         more_keys=len(newest_keys) > KEY_ROWS,
         new_key=form_fields(UpdateKey, {**NEW, "scopes": DEFAULT_SCOPES}),
-        endpoints=[(webhook_endpoint_id(one.id), one) for one in hooks],
+        endpoints=[(webhook_endpoint_id(endpoint.id), endpoint) for endpoint in hooks],
         new_endpoint=form_fields(CreateEndpoint, {"event_types": EVENT_TYPES}),
         once=new_form_id(),
         defaults=_defaults(console.services.config),
