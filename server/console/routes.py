@@ -26,7 +26,7 @@ from server.console.pages import (
     sql,
     usage,
 )
-from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
+from server.console.pages.administration import keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql_reader import SqlReader
 from server.console.templates import render
@@ -63,14 +63,14 @@ ADMINISTRATION: Sequence[ConsolePage] = (
     ConsolePage("GET", "/tenants/{tenant}", tenants.show, "metadata"),
     ConsolePage("POST", "/tenants/{tenant}", tenants.update, "admin"),
     ConsolePage("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
-    ConsolePage("GET", "/tenants/{tenant}/erase", erasure.show, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/erase/count", erasure.count, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/erase", erasure.erase, "admin"),
+    ConsolePage("GET", "/tenants/{tenant}/erase", tenants.show_erasure, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/erase/count", tenants.count_erasure, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/erase", tenants.erase, "admin"),
     ConsolePage("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/webhook_endpoints", webhook_endpoints.create, "admin"),
-    ConsolePage("POST", _ENDPOINT, webhook_endpoints.set_enabled, "admin"),
-    ConsolePage("POST", f"{_ENDPOINT}/rotate", webhook_endpoints.rotate, "admin"),
-    ConsolePage("POST", f"{_ENDPOINT}/delete", webhook_endpoints.delete, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/webhook_endpoints", tenants.create_endpoint, "admin"),
+    ConsolePage("POST", _ENDPOINT, tenants.set_endpoint_enabled, "admin"),
+    ConsolePage("POST", f"{_ENDPOINT}/rotate", tenants.rotate_secret, "admin"),
+    ConsolePage("POST", f"{_ENDPOINT}/delete", tenants.delete_endpoint, "admin"),
     ConsolePage("GET", "/keys", keys.index, "metadata"),
     ConsolePage("GET", "/keys/{key_id}", keys.show, "metadata"),
     ConsolePage("POST", "/keys/{key_id}", keys.update, "admin"),

@@ -32,7 +32,7 @@ from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.events import Events
-from server.metrics.exposition import Metrics
+from server.metrics.families import Metrics
 from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
