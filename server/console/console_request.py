@@ -59,7 +59,7 @@ class ConsoleRequest:
 
     @property
     def actor(self) -> Actor:
-        """Whom the audit trail names."""
+        """The caller as the audit trail names it."""
         return Actor(self.caller.actor, self.request.state.request_id)
 
     @property

@@ -44,7 +44,7 @@ ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024
 _MAX_UNUSED_BODY_BYTES = 4096
 _SIGN_IN_SECONDS = 5.0
-"""For a form of that size to arrive, of somebody who has no key yet."""
+"""Time for the sign-in form to arrive; its sender has no key yet."""
 
 
 class ConsolePage(NamedTuple):

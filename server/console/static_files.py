@@ -29,7 +29,7 @@ def serve(request: Request) -> Response:
 FOLDER = Path(__file__).parent / "static"
 PREFIX = "/console/static/"
 CACHE = "public, max-age=31536000, immutable"
-"""For a year: another content has another address."""
+"""Cached for a year: other content has another address."""
 _MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 

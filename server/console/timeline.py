@@ -89,7 +89,7 @@ class Timeline:
     """All of it. Without events it is empty."""
 
     seconds: float = 0
-    """From the creation to the last event."""
+    """Seconds from the creation to the last event."""
     events: int = 0
     lanes: Sequence[Lane] = ()
     more_lanes: int = 0

@@ -34,7 +34,7 @@ MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
-"""For how long a failed list is cached."""
+"""Time for which a failed list is cached."""
 MAX_PENDING = 64
 MAX_PENDING_PER_TENANT = 8
 MAX_PENDING_PER_SERVER = 16

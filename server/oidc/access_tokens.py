@@ -51,7 +51,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Whom a valid token stands for."""
+    """The bearer of a valid token."""
 
     tenant: str
     key_id: str
@@ -124,7 +124,7 @@ class AccessTokens:
         return None if rules is None else cls(rules, SigningKeys(partial(fetch_keys, rules.issuer)))
 
     def verify(self, token: str) -> TokenIdentity:
-        """Whom the token stands for. Raises NotAuthenticated; NotReady or Overloaded without its key."""
+        """Return the bearer of the token. Raises NotAuthenticated; NotReady or Overloaded without its key."""
         check_form(token)
         try:
             header = jwt.get_unverified_header(token)

@@ -105,7 +105,7 @@ REFRESH_S = 300.0
 KEEP_S = 6 * 3600.0
 """How long keys stay good while the issuer does not answer."""
 PAUSE_S = 10.0
-"""Between the starts of two fetches, whatever tokens arrive."""
+"""Least time between the starts of two fetches, whatever tokens arrive."""
 
 
 def refused(why: str) -> NotAuthenticated:

@@ -20,7 +20,7 @@ from server.process.open_database import OpenDatabase
 log = logging.getLogger("holdfast.serve")
 
 POLL_SECONDS = 1.0
-"""Between two looks."""
+"""Time between two looks at the database."""
 LOG_SECONDS = 60.0
 
 

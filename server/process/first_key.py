@@ -14,7 +14,7 @@ from server.store.administration import stored_keys
 from server.store.database import Database
 
 _PAUSE_S = 0.2
-"""Between two looks for a key."""
+"""Time between two looks for a key."""
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:

@@ -38,7 +38,7 @@ def exit_on_interrupt() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """From here on SIGINT raises KeyboardInterrupt."""
+    """Let SIGINT raise KeyboardInterrupt from here on."""
     _State.act = _raise
 
 

@@ -268,7 +268,7 @@ class Recording:
 
 
 class Serving:
-    """Who accepts responses, and who watches and follows other replicas; it hears of each heartbeat."""
+    """Admission, and the watch over other replicas, which hears of each heartbeat."""
 
     def __init__(self, recording: Recording) -> None:
         loaded = recording.loaded

@@ -102,7 +102,7 @@ class SampleResult(Struct, frozen=True, kw_only=True):
     event_type: EventType
     status_code: int
     success: Literal[True] = True
-    """There was an answer; `status_code` says which."""
+    """True once the receiver has answered; `status_code` is its status."""
 
 
 class EventTypeList(Struct, frozen=True, kw_only=True):

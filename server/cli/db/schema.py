@@ -26,7 +26,7 @@ from server.store.schema.upgrade import Migration
 from server.version import VERSION
 
 START_SECONDS = 30.0
-"""For a database that does not accept connections yet, as one that starts beside this command."""
+"""Time for a database to accept connections, such as one that starts beside this command."""
 MAX_WAIT_SECONDS = 86400
 
 

@@ -141,7 +141,7 @@ NUMBERS: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
 TIMES: Final = frozenset({1082, 1114, 1184})
 """date, timestamp, timestamptz."""
 NOTHING: Final = "-"
-"""For a null among the texts of a series."""
+"""Stands for null in the name of a series."""
 Row = Sequence[str | None]
 
 

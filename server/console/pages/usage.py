@@ -20,7 +20,7 @@ PERIODS: Final = (1, 7, 30, 90)
 DEFAULT_PERIOD: Final = 7
 MAX_DAYS: Final = 400
 MAX_DAYS_OF_USERS: Final = 14
-"""There is a row for each user and day."""
+"""Days over which users are grouped at most: each user and day is a row."""
 TOP_USERS_DAYS: Final = 7
 """Longer periods show their users only where they are grouped by them."""
 MAX_BESIDE: Final = 10

@@ -335,7 +335,7 @@ class ClientConnections:
             client.abort()
 
     def close_between_requests(self) -> None:
-        """From now on closes connections after their requests; the first one of others may be on its way."""
+        """Close connections from now on after their requests; the first one of others may be on its way."""
         self._keeps_idle = False
         for client in list(self._open):
             self.sort_in(client)

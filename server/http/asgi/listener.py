@@ -151,11 +151,11 @@ class Listener:
         return self._connections.busy
 
     def close_after_answers(self) -> None:
-        """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
+        """Put `Connection: close` into every answer from now on; nothing is closed before it was answered."""
         self._settings.keep_alive_max_requests = 0
 
     def close_idle(self) -> None:
-        """From now on closes connections between two requests: the next one would be refused."""
+        """Close connections between two requests from now on: the next one would be refused."""
         self._connections.close_between_requests()
 
     def _bound_unsent(self, listener: socket.socket) -> None:

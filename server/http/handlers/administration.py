@@ -147,7 +147,7 @@ def revoke_key(services: Services, caller: Caller, request: Request, body: bytes
 
 
 def actor_of(caller: Caller, request: Request) -> Actor:
-    """Whom the audit trail names."""
+    """The caller as the audit trail names it."""
     return Actor(caller.actor, request.state.request_id)
 
 

@@ -26,7 +26,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.
 
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
-"""Who may call a tool: the model directly, which is the default, or programs that it writes."""
+"""Callers that a tool allows: the model directly, which is the default, or programs that it writes."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):

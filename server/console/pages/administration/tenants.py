@@ -200,7 +200,7 @@ def erase(console: ConsoleRequest) -> Answer:
 
 
 def _subject(console: ConsoleRequest) -> Subject:
-    """Whom the form names. Raises InvalidRequest."""
+    """Read the tenant or end user from the form. Raises InvalidRequest."""
     user = console.form.get("user", "") or None
     requested = read_request({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
     return Subject(tenant_of(console), requested.user, requested.keep_usage)
