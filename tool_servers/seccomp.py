@@ -134,7 +134,7 @@ def sandbox_filter(machine: str) -> bytes:
             (_RETURN, 0, 0, _ALLOW),
         ],
     )
-    families = [(_IF_EQUAL, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
+    families = [(_IF_EQUAL, len(_FAMILIES) - index, 0, family) for index, family in enumerate(_FAMILIES)]
     lines += _if_syscall(
         _SOCKET[column],
         [

@@ -99,12 +99,12 @@ def price_object(price: StoredPrice) -> objects.Price:
     return _object_of(objects.Price, price, id=cursor)
 
 
-def usage_object(row: UsageRow, groups: Sequence[Group]) -> objects.Usage:
+def usage_object(row: UsageRow, groups: Sequence[Group]) -> objects.UsageSums:
     day = None if row.day is None else row.day.isoformat()
     key_id = row.key_id or "" if "key_id" in groups else None
     values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": key_id, "model": row.model}
     cursor = objects.cursor_of([values[name] for name in groups])
-    return _object_of(objects.Usage, row, id=cursor, key_id=key_id, unpriced_responses=row.unpriced)
+    return _object_of(objects.UsageSums, row, id=cursor, key_id=key_id, unpriced_responses=row.unpriced)
 
 
 def trail_object(entry: Entry) -> objects.TrailEntry:

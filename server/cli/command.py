@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from server.store.disk_space import Disk
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What argparse's `add_subparsers` returns; argparse has no public name for it."""
+"""The type that argparse's `add_subparsers` returns, for which argparse has no public name."""
 Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
 """A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
 

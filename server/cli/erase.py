@@ -29,7 +29,7 @@ def add_commands(commands: Subcommands) -> None:
     )
     command.add_argument("--tenant", required=True)
     command.add_argument(
-        "--user", help="only what this end user made: the `user` or `safety_identifier` of the requests"
+        "--user", help="only objects of this end user: the `user` or `safety_identifier` of the requests"
     )
     command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
     command.add_argument("--yes", action="store_true", help="do not ask")

@@ -45,7 +45,7 @@ def add_commands(commands: Subcommands) -> None:
     listing = add_command(group, "list", "list keys", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each key")
-    update = add_command(group, "update", "change what a key may do; what is not given stays", _update)
+    update = add_command(group, "update", "change what a key may do; omitted options stay", _update)
     update.add_argument("key_id")
     add_request_options(update, UpdateKey)
     rotate = add_command(

@@ -35,7 +35,7 @@ def add_commands(commands: Subcommands) -> None:
     show = add_command(group, "show", "show a tenant's settings", _show)
     show.add_argument("tenant")
     show.add_argument("--json", action="store_true")
-    update = add_command(group, "update", "change a tenant's settings; what is not given stays", _update)
+    update = add_command(group, "update", "change a tenant's settings; omitted ones stay", _update)
     update.add_argument("tenant")
     add_request_options(update, UpdateTenant)
     delete = add_command(group, "delete", "remove a tenant's settings; its responses stay", _delete)

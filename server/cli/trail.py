@@ -16,9 +16,11 @@ MAX_LISTED = 10_000
 
 
 def add_commands(commands: Subcommands) -> None:
-    command = add_command(commands, "trail", "show what operators and callers have changed", _trail)
-    command.add_argument("--since", type=duration, metavar="AGE", help=f"only what is newer: {DURATIONS}")
-    command.add_argument("--tenant", help="only what concerns this tenant")
+    command = add_command(commands, "trail", "show changes made by operators and callers", _trail)
+    command.add_argument(
+        "--since", type=duration, metavar="AGE", help=f"only entries newer than AGE: {DURATIONS}"
+    )
+    command.add_argument("--tenant", help="only entries of this tenant")
     command.add_argument(
         "--action", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
     )

@@ -27,14 +27,14 @@ from server.store.transfer.read_rows import export_snapshot
 
 def add_commands(commands: Subcommands) -> None:
     exported = add_command(
-        commands, "export", "write what a tenant has to standard output, as lines of JSON", _export
+        commands, "export", "write a tenant's data to standard output, as lines of JSON", _export
     )
     exported.add_argument("--tenant", required=True)
     exported.add_argument(
-        "--user", help="only what this end user made: the `user` or `safety_identifier` of the requests"
+        "--user", help="only objects of this end user: the `user` or `safety_identifier` of the requests"
     )
     imported = add_command(
-        commands, "import", "add an export from standard input; what is there already stays", _import
+        commands, "import", "add an export from standard input; existing objects stay", _import
     )
     imported.add_argument("--tenant", help="the tenant that gets it, in place of the export's own")
 

@@ -43,7 +43,7 @@ def add_commands(commands: Subcommands) -> None:
     listing = add_command(group, "list", "list endpoints", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each endpoint")
-    update = _of_endpoint(group, "update", "change an endpoint; what is not given stays", _update)
+    update = _of_endpoint(group, "update", "change an endpoint; omitted options stay", _update)
     add_request_options(update, UpdateEndpoint)
     rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
     rotate.add_argument(
@@ -52,7 +52,7 @@ def add_commands(commands: Subcommands) -> None:
         default=timedelta(hours=24),
         help="how long events are signed with the old secret, too (default: 24h)",
     )
-    _of_endpoint(group, "delete", "delete an endpoint; what waits for it is given up", _delete)
+    _of_endpoint(group, "delete", "delete an endpoint; its pending deliveries are given up", _delete)
     sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
     deliveries = _of_endpoint(group, "deliveries", "list the newest deliveries of an endpoint", _deliveries)
@@ -61,11 +61,11 @@ def add_commands(commands: Subcommands) -> None:
         "--limit", type=whole_number(0, 10**9), default=100, help=f"(default: 100, at most {_MAX_LISTED})"
     )
     deliveries.add_argument("--json", action="store_true", help="a line of JSON for each delivery")
-    again = _of_endpoint(group, "redeliver", "deliver again what was given up, or one delivery", _redeliver)
+    again = _of_endpoint(group, "redeliver", "deliver given-up events again, or one delivery", _redeliver)
     again.add_argument("delivery_id", nargs="?", help="default: the newest of those that were given up")
     for command in (create, update, sample):
         for name in ("webhook_hosts", "webhook_seconds"):
-            setting = next(one for one in settings.settings() if one.name == name)
+            setting = next(known for known in settings.settings() if known.name == name)
             command.add_argument(setting.flag, dest=name, metavar="X", help="as the server's setting")
 
 
@@ -97,11 +97,11 @@ def _show_secret(what: str, made: webhooks.NewSecret) -> None:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     with transaction(config) as connection:
-        found = endpoints.list_page(connection, options.tenant)
-        if not found:
+        listed = endpoints.list_page(connection, options.tenant)
+        if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
-    rows = ((endpoint_object(endpoint), _columns(endpoint)) for endpoint in found)
+    rows = ((endpoint_object(endpoint), _columns(endpoint)) for endpoint in listed)
     print_rows(rows, columns, as_json=options.json)
     return 0
 
@@ -110,7 +110,7 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
     chosen = endpoint.properties
     state = "enabled" if endpoint.disabled_at is None else f"disabled: {endpoint.disabled_reason}"
     which = "all responses" if chosen.all_responses else "background responses"
-    events = ",".join(sorted(one.removeprefix("response.") for one in chosen.event_types))
+    events = ",".join(sorted(event_type.removeprefix("response.") for event_type in chosen.event_types))
     made = f"made {endpoint.created_at:%Y-%m-%d}"
     return [
         webhook_endpoint_id(endpoint.id),
@@ -172,9 +172,9 @@ def _deliveries(config: Config, options: argparse.Namespace) -> int:
     with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
-        found = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
+        listed = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
-    rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in found)
+    rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in listed)
     print_rows(rows, columns, as_json=options.json)
     return 0
 

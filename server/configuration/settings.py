@@ -139,7 +139,7 @@ class Config(
 
     @property
     def running_limit(self) -> int:
-        """How many responses an engine other than the model in this process generates at a time.
+        """The number of responses that an engine outside this process generates at a time.
 
         A DNS name or a file of URLs counts as one server, since its servers come and go.
         """

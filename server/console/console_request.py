@@ -16,7 +16,7 @@ from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
 from server.console.session_cookie import COOKIE, form_token
-from server.console.sql.sql_reader import SqlReader
+from server.console.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.thread_pools import ThreadPools
@@ -24,7 +24,7 @@ from server.http.services import Services
 from server.protocol.ids import parse_response_id
 
 MAX_FIELDS = 100
-"""Of a form or of an address."""
+"""The most fields of a form or of a query string."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -36,7 +36,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer of the console but its static files. With `no-referrer`, forms would come from `null`."""
+"""Headers of all console responses but static files. With `no-referrer`, forms would come from `null`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ConsoleRequest:
     """The threads of the process's handlers, this one among them."""
     sql_reader: SqlReader
     form: Mapping[str, str] = field(default_factory=dict)
-    """Of a POST."""
+    """Fields of the form that a POST sent."""
 
     @property
     def is_admin(self) -> bool:
@@ -59,7 +59,7 @@ class ConsoleRequest:
 
     @property
     def actor(self) -> Actor:
-        """Whom the audit trail names."""
+        """The caller as the audit trail names it."""
         return Actor(self.caller.actor, self.request.state.request_id)
 
     @property
@@ -75,7 +75,7 @@ class ConsoleRequest:
         return value
 
     def arguments(self, names: Iterable[str]) -> dict[str, str]:
-        """Those parameters of the address that are not empty."""
+        """Return the named parameters of the query string that are not empty."""
         return {name: value for name in names if (value := self.argument(name))}
 
     def page(self, template: str, status: int = 200, **values: object) -> Response:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Never
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import error_pages, static_files
-from server.console.console_request import ConsoleRequest, read_form
+from server.console import static_files
+from server.console.console_request import ConsoleRequest, html, read_form, redirect
 from server.console.pages import (
     compare,
     history,
@@ -25,24 +26,28 @@ from server.console.pages import (
     sql,
     usage,
 )
-from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
+from server.console.pages.administration import keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
-from server.console.sql.sql_reader import SqlReader
-from server.errors import InvalidRequest, MissingScope, WrongOrigin
+from server.console.sql_reader import SqlReader
+from server.console.templates import render
+from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound, WrongOrigin
 from server.http.asgi.answers import Answer
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, address_share
+from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
 from server.http.asgi.thread_pools import ThreadShare
+from server.http.json_responses import log_refusal, to_api_error
 from server.http.services import Services
 from server.limits.shared_limit import UNBOUNDED, SharedLimit
+from server.protocol.ids import new_request_id
+from server.store.console.time_limit import TimeOver
 
 ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024
 _MAX_UNUSED_BODY_BYTES = 4096
 _SIGN_IN_SECONDS = 5.0
-"""For a form of that size to arrive, of somebody who has no key yet."""
+"""Time for the sign-in form to arrive; its sender has no key yet."""
 
 
-class Page(NamedTuple):
+class ConsolePage(NamedTuple):
     """A route below /console."""
 
     method: Literal["GET", "POST"]
@@ -52,56 +57,56 @@ class Page(NamedTuple):
 
 
 _ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
-ADMINISTRATION: Sequence[Page] = (
-    Page("GET", "/tenants", tenants.index, "metadata"),
-    Page("POST", "/tenants", tenants.create, "admin"),
-    Page("GET", "/tenants/{tenant}", tenants.show, "metadata"),
-    Page("POST", "/tenants/{tenant}", tenants.update, "admin"),
-    Page("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
-    Page("GET", "/tenants/{tenant}/erase", erasure.show, "admin"),
-    Page("POST", "/tenants/{tenant}/erase/count", erasure.count, "admin"),
-    Page("POST", "/tenants/{tenant}/erase", erasure.erase, "admin"),
-    Page("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
-    Page("POST", "/tenants/{tenant}/webhook_endpoints", webhook_endpoints.create, "admin"),
-    Page("POST", _ENDPOINT, webhook_endpoints.set_enabled, "admin"),
-    Page("POST", f"{_ENDPOINT}/rotate", webhook_endpoints.rotate, "admin"),
-    Page("POST", f"{_ENDPOINT}/delete", webhook_endpoints.delete, "admin"),
-    Page("GET", "/keys", keys.index, "metadata"),
-    Page("GET", "/keys/{key_id}", keys.show, "metadata"),
-    Page("POST", "/keys/{key_id}", keys.update, "admin"),
-    Page("POST", "/keys/{key_id}/rotate", keys.rotate, "admin"),
-    Page("POST", "/keys/{key_id}/revoke", keys.revoke, "admin"),
-    Page("GET", "/prices", prices.index, "metadata"),
-    Page("POST", "/prices", prices.set_price, "admin"),
-    Page("GET", "/trail", trail.show, "metadata"),
+ADMINISTRATION: Sequence[ConsolePage] = (
+    ConsolePage("GET", "/tenants", tenants.index, "metadata"),
+    ConsolePage("POST", "/tenants", tenants.create, "admin"),
+    ConsolePage("GET", "/tenants/{tenant}", tenants.show, "metadata"),
+    ConsolePage("POST", "/tenants/{tenant}", tenants.update, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
+    ConsolePage("GET", "/tenants/{tenant}/erase", tenants.show_erasure, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/erase/count", tenants.count_erasure, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/erase", tenants.erase, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
+    ConsolePage("POST", "/tenants/{tenant}/webhook_endpoints", tenants.create_endpoint, "admin"),
+    ConsolePage("POST", _ENDPOINT, tenants.set_endpoint_enabled, "admin"),
+    ConsolePage("POST", f"{_ENDPOINT}/rotate", tenants.rotate_secret, "admin"),
+    ConsolePage("POST", f"{_ENDPOINT}/delete", tenants.delete_endpoint, "admin"),
+    ConsolePage("GET", "/keys", keys.index, "metadata"),
+    ConsolePage("GET", "/keys/{key_id}", keys.show, "metadata"),
+    ConsolePage("POST", "/keys/{key_id}", keys.update, "admin"),
+    ConsolePage("POST", "/keys/{key_id}/rotate", keys.rotate, "admin"),
+    ConsolePage("POST", "/keys/{key_id}/revoke", keys.revoke, "admin"),
+    ConsolePage("GET", "/prices", prices.index, "metadata"),
+    ConsolePage("POST", "/prices", prices.set_price, "admin"),
+    ConsolePage("GET", "/trail", trail.show, "metadata"),
 )
-PAGES: Sequence[Page] = (
-    Page("GET", "", history.show, "metadata"),
-    Page("GET", "/history", history.show, "metadata"),
-    Page("GET", "/history.csv", history.csv, "metadata"),
-    Page("GET", "/usage", usage.show, "metadata"),
-    Page("GET", "/usage.csv", usage.csv, "metadata"),
-    Page("GET", "/live", live.show, "metadata"),
-    Page("POST", "/live/drain", live.drain, "admin"),
-    Page("GET", "/responses/{response_id}", response.show, "metadata"),
-    Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
-    Page("GET", "/responses/{response_id}/run", run_again.show, "admin"),
-    Page("POST", "/responses/{response_id}/run", run_again.run, "admin"),
-    Page("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
-    Page("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
-    Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
-    Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
-    Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+PAGES: Sequence[ConsolePage] = (
+    ConsolePage("GET", "", history.show, "metadata"),
+    ConsolePage("GET", "/history", history.show, "metadata"),
+    ConsolePage("GET", "/history.csv", history.csv, "metadata"),
+    ConsolePage("GET", "/usage", usage.show, "metadata"),
+    ConsolePage("GET", "/usage.csv", usage.csv, "metadata"),
+    ConsolePage("GET", "/live", live.show, "metadata"),
+    ConsolePage("POST", "/live/drain", live.drain, "admin"),
+    ConsolePage("GET", "/responses/{response_id}", response.show, "metadata"),
+    ConsolePage("GET", "/responses/{response_id}/raw", response.raw, "admin"),
+    ConsolePage("GET", "/responses/{response_id}/run", run_again.show, "admin"),
+    ConsolePage("POST", "/responses/{response_id}/run", run_again.run, "admin"),
+    ConsolePage("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
+    ConsolePage("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
+    ConsolePage("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
+    ConsolePage("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
+    ConsolePage("POST", "/responses/{response_id}/delete", response.delete, "admin"),
     *ADMINISTRATION,
-    Page("GET", "/sql", sql.show, "admin"),
-    Page("POST", "/sql", sql.run, "admin"),
-    Page("POST", "/saved_views", saved_views.save, "admin"),
-    Page("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
-    Page("GET", "/compare", compare.show, "metadata"),
-    Page("GET", "/playground", playground.show, "admin"),
-    Page("POST", "/playground", playground.send, "admin"),
-    Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
-    Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
+    ConsolePage("GET", "/sql", sql.show, "admin"),
+    ConsolePage("POST", "/sql", sql.run, "admin"),
+    ConsolePage("POST", "/saved_views", saved_views.save, "admin"),
+    ConsolePage("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
+    ConsolePage("GET", "/compare", compare.show, "metadata"),
+    ConsolePage("GET", "/playground", playground.show, "admin"),
+    ConsolePage("POST", "/playground", playground.send, "admin"),
+    ConsolePage("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
+    ConsolePage("POST", "/sign-out", sign_in.sign_out, "metadata"),
 )
 
 
@@ -115,7 +120,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
         expected_share=lambda request: context.expected_share(with_key_of_cookie(services, request)),
         known_caller=lambda _request: None,
-        on_error=error_pages.on_error,
+        on_error=on_error,
     )
     uncounted = SharedLimit("sign-ins", total=UNBOUNDED, per_tenant=UNBOUNDED)
     anonymous = replace(
@@ -134,8 +139,8 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None)),
         Route(
             f"{PATH}/{{rest:path}}",
-            Endpoint(
-                error_pages.raise_not_found,
+            AuthenticatedEndpoint(
+                raise_not_found,
                 signed_in,
                 context.threads.read,
                 authorize=lambda caller: _require(caller, "metadata"),
@@ -146,7 +151,9 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     ]
 
 
-def _route(services: Services, context: EndpointContext[Caller], page: Page, reader: SqlReader) -> Route:
+def _route(
+    services: Services, context: EndpointContext[Caller], page: ConsolePage, reader: SqlReader
+) -> Route:
     is_post = page.method == "POST"
 
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
@@ -156,7 +163,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page, rea
             _check_form(services, request, form)
         return page.handler(ConsoleRequest(services, caller, request, context.threads, reader, form))
 
-    endpoint = Endpoint(
+    endpoint = AuthenticatedEndpoint(
         handle,
         context,
         context.threads.write if is_post else context.threads.read,
@@ -178,7 +185,7 @@ def _sign_in(
             _check_origin(request)
         return handler(services, request, read_form(body))
 
-    endpoint = Endpoint(
+    endpoint = AuthenticatedEndpoint(
         handle,
         context,
         context.threads.auth,
@@ -211,3 +218,34 @@ def _check_origin(request: HTTPConnection) -> None:
         raise WrongOrigin
     if origin is not None and not is_same_origin(origin, headers.get("host", "")):
         raise WrongOrigin
+
+
+def on_error(connection: HTTPConnection, error: Exception) -> Response:
+    """The answer to an exception of a page: a page with its sentence, or the way to the sign-in page."""
+    request = Request(connection.scope)
+    if getattr(request.state, "request_id", None) is None:
+        request.state.request_id = new_request_id()
+    api_error = to_api_error(InvalidRequest(str(error)) if isinstance(error, TimeOver) else error)
+    request.state.error = api_error
+    log_refusal(api_error, request.state.request_id, error)
+    if isinstance(api_error, NotAuthenticated):
+        next_page = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return redirect(
+            request, f"{PATH}/sign-in", **({"next": next_page} if request.method == "GET" else {})
+        )
+    content = render(
+        "error.html",
+        status=api_error.status,
+        message=str(api_error),
+        may_sign_in=isinstance(api_error, MissingScope),
+        request_id=request.state.request_id,
+    )
+    answer = html(request, content, api_error.status)
+    if api_error.retry:
+        answer.headers["retry-after"] = str(api_error.retry_seconds)
+    return answer
+
+
+def raise_not_found(_request: Request, _caller: Caller, _body: bytes) -> Never:
+    """The handler of addresses below /console that are none."""
+    raise NotFound("There is no such page.")

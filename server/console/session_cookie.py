@@ -20,7 +20,7 @@ COOKIE = "holdfast_console"
 PATH = "/console"
 SESSION_S = 12 * 3600
 MAX_KEY_CHARS = 2500
-"""Of an API key or an access token: sealed, it fits into the 4,096 bytes that browsers keep of a cookie."""
+"""Characters of an API key or access token: sealed, it fits into the 4,096 bytes that browsers store."""
 _ANY_TENANT = ""
 
 
@@ -48,7 +48,7 @@ def open_session(seal: Seal, cookie: str, now: float) -> str | None:
 
 
 def form_token(seal: Seal, cookie: str) -> str:
-    """What a form that changes something must send back, which pages of other sites cannot know.
+    """Return the token that a form sends back to change something, and that other sites' pages cannot know.
 
     `cookie` is empty on a server without keys.
     """

@@ -29,7 +29,7 @@ def serve(request: Request) -> Response:
 FOLDER = Path(__file__).parent / "static"
 PREFIX = "/console/static/"
 CACHE = "public, max-age=31536000, immutable"
-"""For a year: another content has another address."""
+"""Cached for a year: other content has another address."""
 _MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -43,13 +43,13 @@ class Asset(NamedTuple):
 @cache
 def assets() -> dict[str, Asset]:
     """All of them by their path below the folder, read once."""
-    found = {}
+    by_name = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in _MEDIA_TYPES:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:16]
-            found[path.relative_to(FOLDER).as_posix()] = Asset(content, _MEDIA_TYPES[path.suffix], digest)
-    return found
+            by_name[path.relative_to(FOLDER).as_posix()] = Asset(content, _MEDIA_TYPES[path.suffix], digest)
+    return by_name
 
 
 def asset_address(name: str) -> str:

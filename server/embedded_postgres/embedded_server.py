@@ -346,7 +346,7 @@ if sys.platform != "win32":
 
 
 class ServerState(NamedTuple):
-    """What a connection attempt shows."""
+    """State of a server, by an attempt to connect."""
 
     #: "up" includes a server that has no connection left to give.
     state: Literal["up", "starting", "recovering", "down"]

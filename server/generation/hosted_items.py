@@ -26,9 +26,9 @@ from server.protocol.responses.items import (
     McpError,
     McpListTools,
     OtherItem,
+    SettingsItem,
     WebSearchCall,
 )
-from server.protocol.responses.settings_items import SettingsItem
 from server.protocol.responses.tools import MAX_URLS, URLS_KEY
 
 FinalStatus = Literal["completed", "failed", "incomplete"]

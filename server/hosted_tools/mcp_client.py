@@ -151,7 +151,7 @@ class McpServers:
         if isinstance(error, TimeoutError):
             return failed_result(f"The tool gave no answer within {self._seconds:g} seconds.")
         log.warning("a call of MCP server %s failed: %s", label, _cause(error))
-        return failed_result("The MCP server could not be asked, or its answer could not be read.")
+        return failed_result("The MCP server could not be reached, or its response could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
         """Cancel the calls of a response."""
@@ -186,7 +186,7 @@ class McpServers:
             return mcp_session.Remote(credentials.url, {**credentials.headers, **trace}, self._allowed)
         location = self.registered.locations[label]
         if location.startswith(COMMAND):
-            return mcp_session.Command(shlex.split(location.removeprefix(COMMAND)))
+            return mcp_session.LocalProcess(shlex.split(location.removeprefix(COMMAND)))
         headers = self.registered.headers(
             label, credentials.headers, tenant, response.hex if response else None
         )

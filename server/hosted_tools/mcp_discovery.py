@@ -109,7 +109,7 @@ def discover_tools(
             headers=None,
             authorization=None,
             server_url=tool.server_url and tool.server_url.partition("?")[0],  # a query may be a secret
-            listed=[one for one in offered.tools if f"{tool.server_label}__{one.name}" not in names],
+            listed=[listed for listed in offered.tools if f"{tool.server_label}__{listed.name}" not in names],
             listing_error=offered.error,
         )
         listed_before = stored is not None or _is_listed_in(items, tool)
@@ -204,7 +204,7 @@ class _RequestServers:
         for name in ("connector_id", "tunnel_id"):
             if getattr(tool, name) is not None:
                 raise InvalidRequest(
-                    "OpenAI's connectors are not there: name a server by its label or its URL.",
+                    "Connectors are not supported: name a server by its label or its URL.",
                     param=f"{path}.{name}",
                     code="unsupported_parameter",
                 )
@@ -239,18 +239,18 @@ class _RequestServers:
         if tool.server_url is None:
             if label not in self.labels:
                 raise InvalidRequest(
-                    f"No MCP server is registered here as '{label}'.", param=f"{path}.server_label"
+                    f"No MCP server is registered as '{label}'.", param=f"{path}.server_label"
                 )
             return
         if label in _RESERVED | self.labels:
             raise InvalidRequest(
-                f"No server of a request's can be called '{label}'.", param=f"{path}.server_label"
+                f"The server_label '{label}' is reserved; choose another one.", param=f"{path}.server_label"
             )
         try:
             self._servers.check(tool.server_url)
         except Refused as refused:
             raise InvalidRequest(
-                f"{refused} MCP servers are used by the label under which this server's operator has "
+                f"{refused} A request names MCP servers by the label under which this server's operator has "
                 "registered them, or at hosts that the operator allows.",
                 param=f"{path}.server_url",
                 code="unsupported_parameter",
@@ -304,10 +304,10 @@ def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
     filters, container = element.get("filters"), element.get("container")
     for name in ("allowed_domains", "blocked_domains"):
         if isinstance(filters, dict) and filters.get(name):
-            raise _unsupported(f"{path}.filters.{name}", "Searches here cannot be limited to domains.")
+            raise _unsupported(f"{path}.filters.{name}", "Limiting a search to domains is not supported.")
     if isinstance(container, str) and container != "auto":
         raise _unsupported(
-            f"{path}.container", "Containers cannot be named here: each response has one of its own."
+            f"{path}.container", "Named containers are not supported: each response has one of its own."
         )
     for name, why in _REFUSED_OF_CONTAINERS.items():
         if isinstance(container, dict) and container.get(name):
@@ -315,8 +315,8 @@ def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
 
 
 _REFUSED_OF_CONTAINERS = {
-    "file_ids": "There is no file store, so no file can be put into a container.",
-    "network_policy": "What code may reach is set by this server's operator, not by requests.",
+    "file_ids": "This server stores no files, so no file can be put into a container.",
+    "network_policy": "This server's operator decides which networks code may reach; requests cannot.",
 }
 
 
@@ -380,7 +380,7 @@ def check_approved_calls(hosted: HostedTools) -> None:
         listed = hosted.by_label.get(call.server_label)
         if listed is None or all(tool.name != call.name for tool in listed.tools):
             raise InvalidRequest(
-                f"The call of '{call.name[:100]}' is allowed, but the tools of this request do not have it: "
-                f"declare the MCP server '{call.server_label[:100]}' again.",
+                f"The call of '{call.name[:100]}' is approved, but the tools of this request do not "
+                f"include it: declare the MCP server '{call.server_label[:100]}' again.",
                 param="tools",
             )

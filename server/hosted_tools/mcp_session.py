@@ -27,13 +27,13 @@ MAX_PER_SERVER = 32
 MAX_PER_TENANT_AND_SERVER = 16
 MAX_PAGES = 16
 MAX_LIST_BYTES = 2 * 1024 * 1024
-"""Of all responses while a server lists its tools."""
+"""Bytes of all responses while a server lists its tools."""
 MAX_LIST_LINES = 512
-"""Of event streams while a server lists its tools; a list is one event of two or three lines."""
+"""Lines of event streams while a server lists its tools; a list is one event of two or three lines."""
 CLOSE_SECONDS = 2.0
 """For closing the session, after the exchange's own time."""
 _STEP_TIMEOUT = httpx.Timeout(30.0, read=3600.0)
-"""Of single steps; the exchange's own time limit is shorter."""
+"""Timeouts of single steps; the exchange's own time limit is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class LocalProcess:
     """A local process with the stdio transport."""
 
     argv: Sequence[str]
 
 
-ServerLocation = Remote | Command
+ServerLocation = Remote | LocalProcess
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def _session(
 
     async with AsyncExitStack() as stack:
         match location:
-            case Command(argv=[command, *arguments]):
+            case LocalProcess(argv=[command, *arguments]):
                 parameters = StdioServerParameters(command=command, args=arguments)
                 read, write = await stack.enter_async_context(stdio_client(parameters))
             case Remote() if httpx.URL(location.url).path.rstrip("/").endswith("/sse"):
@@ -147,7 +147,7 @@ async def call_tool(
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, object]) -> "CallToolResult":
-    """As `ClientSession.call_tool` without its check against the tool's output schema.
+    """Call a tool like `ClientSession.call_tool`, without its check against the tool's output schema.
 
     For that the library asks for the list of tools after each call, and runs the regular expressions of the
     server's schema on the server's text, which no time limit ends.

@@ -34,7 +34,7 @@ MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
-"""For how long a failed list is cached."""
+"""Time for which a failed list is cached."""
 MAX_PENDING = 64
 MAX_PENDING_PER_TENANT = 8
 MAX_PENDING_PER_SERVER = 16
@@ -100,7 +100,7 @@ class ToolListCache:
         try:
             exchange = ask()
         except BaseException:
-            self._finish(key, done, ToolList(error="The MCP server could not be asked."))
+            self._finish(key, done, ToolList(error="The MCP server could not be reached."))
             raise
         exchange.add_done_callback(lambda future: self._finish(key, done, _result(future)))
         return done

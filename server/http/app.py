@@ -18,7 +18,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import (
     MAX_ANSWER_BYTES,
-    Endpoint,
+    AuthenticatedEndpoint,
     EndpointContext,
     PublicEndpoint,
     RefuseAll,
@@ -175,7 +175,7 @@ def _keyed_route(
     reads_images = services.model.images is not None
     ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
     threads = context.threads
-    endpoint = Endpoint(
+    endpoint = AuthenticatedEndpoint(
         handle,
         context,
         threads.cancel if ends_others else threads.read if method == "GET" else threads.write,

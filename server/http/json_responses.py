@@ -120,6 +120,6 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
 
 
 def _allowed_methods(request: HTTPConnection) -> list[str]:
-    """What the address takes, over all routes that share it."""
+    """Return the methods of all routes that share the address."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})

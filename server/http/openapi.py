@@ -97,9 +97,9 @@ class Operation(Generic[H]):
     operation_id: str = ""
     """If not the handler's, which is its module's name and its own."""
     media_type: str = "application/json"
-    """Of the answer's body."""
+    """Media type of the response's body."""
     scope: Scope | None = None
-    """What a key must be allowed to do; by default `read` for GET, `write` for other methods."""
+    """The scope that a key needs; by default `read` for GET, `write` for other methods."""
 
     tag: str = ""
 
@@ -168,13 +168,13 @@ def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
 
 
 def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
-    told: Json = {
+    described: Json = {
         "name": parameter.name,
         "in": parameter.place,
         "description": parameter.says,
         "schema": schemas.of(parameter.type),
     }
-    return told if parameter.style is None else {**told, "style": parameter.style, "explode": True}
+    return described if parameter.style is None else {**described, "style": parameter.style, "explode": True}
 
 
 def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
@@ -228,11 +228,11 @@ class _Schemas:
         readers = [*given.ITEM_READERS.values(), *CONTENT_READERS.values()]
         shapes = [*_NAMED_UNIONS.values(), *(reader.shape for reader in readers), ErrorBody]
         used = [kind for kind in kinds if kind is not None]
-        found, self._components = msgspec.json.schema_components(
+        roots, self._components = msgspec.json.schema_components(
             [*used, *shapes], ref_template=_SCHEMAS + "{name}"
         )
         del self._components["InputImage"]["properties"]["content"]  # which is never sent
-        self._found = dict(zip(map(repr, [*used, *shapes]), found, strict=True))
+        self._found = dict(zip(map(repr, [*used, *shapes]), roots, strict=True))
         self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED_UNIONS.items()}
 
     def of(self, *kinds: Any) -> Json:
@@ -245,18 +245,18 @@ class _Schemas:
         components = {name: self._within(schema) for name, schema in self._components.items()}
         components |= self._unions | self._by_hand()
         told_apart = components["Item"]["discriminator"]
-        kept = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
-        told_apart["mapping"] = kept | {
+        opaque = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
+        told_apart["mapping"] = opaque | {
             tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
         }
         asked = _referenced([self.of(route.takes) for route in routes if route.takes], components)
-        told = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
-        for name in told - asked:
+        named = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
+        for name in named - asked:
             _require_all(components[name])
         for name, called in _OPEN_RESPONSES_NAMES.items():
             components[name]["properties"]["type"]["enum"].append(called)
             components["StreamEvent"]["discriminator"]["mapping"][called] = _SCHEMAS + name
-        return {name: components[name] for name in sorted(asked | told)}
+        return {name: components[name] for name in sorted(asked | named)}
 
     def _within(self, schema: Any) -> Any:
         """The schema with named unions replaced by references."""
@@ -275,13 +275,13 @@ class _Schemas:
         parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in CONTENT_READERS.items()}
         for kind in ("message", "item_reference"):
             items[kind]["required"].remove("type")
-        kept = _object({"type": {"enum": sorted(given.OPAQUE_ITEM_TYPES)}}, "type")
+        opaque = _object({"type": {"enum": sorted(given.OPAQUE_ITEM_TYPES)}}, "type")
         left_out = _object({"type": {"type": "string", "not": {"enum": sorted(tools.TOOL_TYPES)}}}, "type")
         shapes = {schema["title"]: schema for schema in (*items.values(), *parts.values())}
         return {
             **shapes,
-            "InputItemParam": {"anyOf": [*(_ref(one["title"]) for one in items.values()), kept]},
-            "InputContentParam": {"anyOf": [_ref(one["title"]) for one in parts.values()]},
+            "InputItemParam": {"anyOf": [*(_ref(shape["title"]) for shape in items.values()), opaque]},
+            "InputContentParam": {"anyOf": [_ref(shape["title"]) for shape in parts.values()]},
             "ToolParam": {"anyOf": [_ref("Tool"), left_out]},
             "OtherItem": _object(
                 {
@@ -317,7 +317,7 @@ def _require_all(schema: Json) -> None:
     """Makes fields with defaults required: answers contain them always."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    filled = [name for name, one in properties.items() if "default" in one and name not in required]
+    filled = [name for name, value in properties.items() if "default" in value and name not in required]
     if filled:
         schema["required"] = [*required, *filled]
 

@@ -32,15 +32,15 @@ PAGE = (
     ),
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
-"""What `page_request` reads."""
+"""The query parameters that `page_request` reads."""
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
-"""What `include_values` reads."""
+"""The query parameter that `include_values` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which part of a list is asked for."""
+    """The part of a list that a request asks for."""
 
     after: str | None
     """The id of the object that the page comes after."""
@@ -77,11 +77,11 @@ def flag(request: Request, name: str) -> bool:
 
 def one_of(request: Request, name: str, values: Sequence[V]) -> V | None:
     """A parameter's text, if it is one of these; None if it is not there. Raises InvalidRequest."""
-    given = text(request, name)
-    found = [value for value in values if value == given]
-    if given is not None and not found:
+    argument = text(request, name)
+    matches = [value for value in values if value == argument]
+    if argument is not None and not matches:
         raise InvalidRequest(f"{name} is one of {', '.join(values)}.", param=name)
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def unix_seconds(request: Request, name: str) -> int | None:
@@ -144,13 +144,13 @@ def _event_id(value: str | None, name: str) -> EventId | None:
 
 
 def metadata(request: Request) -> dict[str, str]:
-    """What `metadata[key]=value` parameters ask for. Raises InvalidRequest."""
+    """Return the filter of `metadata[key]=value` parameters. Raises InvalidRequest."""
     asked: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
-        if found := _METADATA.fullmatch(name):
+        if match := _METADATA.fullmatch(name):
             if "\0" in name + value:
                 raise InvalidRequest("metadata must not contain the NUL character.", param="metadata")
-            asked[found["key"]] = value
+            asked[match["key"]] = value
     return asked
 
 
@@ -161,15 +161,15 @@ def include_values(request: Request) -> list[str]:
     return values
 
 
-def apply_body_request_id(request: HTTPConnection, given: str | None) -> None:
+def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> None:
     """Gives the request, its log lines and its `x-request-id` the id in its body. Raises InvalidRequest."""
-    if given is None:
+    if request_id is None:
         return
-    if not is_request_id(given):
+    if not is_request_id(request_id):
         raise InvalidRequest("A request_id is of visible characters of ASCII.", param="request_id")
-    request.state.request_id = given
+    request.state.request_id = request_id
     if (context := CURRENT.get()) is not None:
-        context.request_id = given
+        context.request_id = request_id
 
 
 def require_json(headers: Mapping[str, str], body: bytes) -> None:

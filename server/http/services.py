@@ -61,11 +61,11 @@ class Services:
     send_sample: Callable[[StoredEndpoint, list[str], str], int]
     """Sends a sample of an event type to an endpoint with these sealed secrets; returns the HTTP status."""
     limits: list[SharedLimit]
-    """Those of the HTTP edge, which adds them."""
+    """The limits of the HTTP edge, which adds them."""
     started_at: int
     """Unix seconds; the model's `created`."""
     connections: OpenConnections = field(default_factory=OpenConnections)
-    """What is open, by API key."""
+    """Open connections, by API key."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server was asked to stop; it is not ready any more, and may still accept requests."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)

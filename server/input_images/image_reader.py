@@ -24,36 +24,36 @@ from server.protocol.input_images import ImageError, data_url, data_url_bytes, i
 from server.protocol.responses.items import Detail, InputImage
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-"""Of pictures that can be read; a web server may call them anything."""
+"""Media types of pictures that can be read; a web server may call them anything."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Of one picture as it is sent or fetched."""
+"""Bytes of one picture as it is sent or fetched."""
 MAX_READ_PIXELS = 50_000_000
-"""Of a picture as it is decoded: 150 MB in RGB."""
+"""Pixels of a picture as it is decoded: 150 MB in RGB."""
 MAX_SIDE = 8192
-"""Of a normalised picture."""
+"""Pixels along the longer side of a normalised picture."""
 LOW_SIDE = 512
-"""Of one with `detail: "low"`."""
+"""Pixels along the longer side of a picture with `detail: "low"`."""
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
 """Pictures read at the same time, at most half of them of one tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
-"""Of normalised pictures."""
+"""Bytes of normalised pictures in the cache."""
 MAX_PDF_PAGES = 20
-"""Of a PDF whose pages are drawn."""
+"""Pages of a PDF whose pages are drawn."""
 MAX_PAGES_BYTES = 32 * 1024 * 1024
-"""Of these pages as PNG."""
+"""Bytes of a PDF's drawn pages, as PNG."""
 MAX_PAGE_PIXELS = 1_500_000
 FETCH = FetchLimits(size=MAX_FILE_BYTES, seconds=10.0, redirects=3)
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("image_worker.py")
 _PAGE_WORKER = Path(__file__).with_name("pdf_page_worker.py")
 _MESSAGES = {
-    "type": ("A picture is a PNG, JPEG, WebP or GIF file; this is none.", "unsupported_image_media_type"),
-    "broken": ("The picture cannot be read: it is damaged or incomplete.", "image_parse_error"),
-    "large": (f"A picture may have {MAX_READ_PIXELS} pixels; this has more.", "image_too_large"),
-    "narrow": ("One side of a picture may be 100 times as long as the other.", "invalid_image"),
-    "empty": ("The picture is empty.", "empty_image_file"),
+    "type": ("An image must be a PNG, JPEG, WebP or GIF file.", "unsupported_image_media_type"),
+    "broken": ("The image cannot be read: it is damaged or incomplete.", "image_parse_error"),
+    "large": (f"An image may have at most {MAX_READ_PIXELS} pixels; this one has more.", "image_too_large"),
+    "narrow": ("One side of an image may be at most 100 times as long as the other.", "invalid_image"),
+    "empty": ("The image is empty.", "empty_image_file"),
 }
 _PAGE_MESSAGES = {
     "encrypted": "The PDF is encrypted: send it without a password.",
@@ -61,7 +61,7 @@ _PAGE_MESSAGES = {
     "large": f"The pages of the PDF have more than {MAX_PAGES_BYTES} bytes as pictures.",
     "broken": "The PDF's pages cannot be drawn.",
 }
-_HEAVY = ("The picture takes too much time or memory to be read.", "image_too_large")
+_HEAVY = ("The image takes too much time or memory to be read.", "image_too_large")
 
 
 class NormalisedImage(NamedTuple):
@@ -119,7 +119,7 @@ class ImageReader:
         """The picture of a request, fetched if it is at a URL. Raises ImageError."""
         if image.image_url is None:
             raise ImageError(
-                "There are no uploaded files here: send the picture as image_url.", "image_file_not_found"
+                "Uploaded files are not supported: send the image as image_url.", "image_file_not_found"
             )
         if not is_data_url(image.image_url):
             return self._fetched(image, image.image_url)
@@ -130,18 +130,18 @@ class ImageReader:
             raise ImageError("An image_url is a data URL or an https URL.", "invalid_image_url")
         if self._allowed is None:
             raise ImageError(
-                "The operator lets no pictures be fetched (image-hosts): send it as a data URL.",
+                "This server fetches no images (image-hosts): send the image as a data URL.",
                 "invalid_image_url",
             )
         try:
             fetched = fetch(url, self._allowed, FETCH, self._lookup)
         except (Refused, Unreachable) as error:
             raise ImageError(
-                f"The picture could not be fetched: {error}", "failed_to_download_image"
+                f"The image could not be fetched: {error}", "failed_to_download_image"
             ) from error
         if fetched.status != 200:
             raise ImageError(
-                f"The picture could not be fetched: its server answered {fetched.status}.",
+                f"The image could not be fetched: its server answered {fetched.status}.",
                 "failed_to_download_image",
             )
         media_type = fetched.media_type if fetched.media_type in MEDIA_TYPES else "image/png"
@@ -187,20 +187,20 @@ class ImageReader:
             with self._limit.hold(tenant, _WAIT_SECONDS):
                 return bounded_process.run(worker, content, MEMORY, *bounds)
         except TimeoutError:
-            message = "Too many pictures are being read; try again later."
+            message = "Too many images are being read; try again later."
             raise Overloaded(message, limit="pictures being read") from None
         except bounded_process.Exhausted:
             raise ImageError(*_HEAVY) from None
 
 
 def image_text(engine: Engine, data: bytes, cache_salt: str) -> ImageText:
-    """How a picture is written in a prompt. Raises ImageError, or Overloaded if the engine cannot say now."""
+    """Return a picture's text in a prompt. Raises ImageError, or Overloaded if the engine cannot say now."""
     try:
         return engine.image_text(data, cache_salt)
     except RequestRefused as refused:
         if refused.reason == "bad_image":
             raise ImageError(str(refused), "invalid_image") from refused
-        raise Overloaded("The engine reads no pictures at the moment; try again later.") from refused
+        raise Overloaded("The engine reads no images at the moment; try again later.") from refused
 
 
 class TenantImages(NamedTuple):

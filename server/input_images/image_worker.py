@@ -11,7 +11,7 @@ from typing import Any
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_RATIO = 100
-"""Of the longer side to the shorter one. Image processors refuse or distort longer ones."""
+"""Ratio of the longer side to the shorter one. Image processors refuse or distort longer pictures."""
 
 
 def normalised(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes | str:
@@ -71,5 +71,5 @@ def prepare() -> None:
 
 def answer(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes:
     """The output for a picture."""
-    found = normalised(content, most_read, most_pixels, most_side)
-    return json.dumps({"error": found}).encode() if isinstance(found, str) else found
+    result = normalised(content, most_read, most_pixels, most_side)
+    return json.dumps({"error": result}).encode() if isinstance(result, str) else result

@@ -1,4 +1,4 @@
-"""What a log line is about: the current request, a response, this replica. Ids and counts, never content."""
+"""Context of log lines: the current request, a response, this replica. Ids and counts, never content."""
 
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -56,7 +56,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("holdfast_request", defa
 
 
 def current_origin() -> Origin:
-    """Of responses that this thread or task begins; empty outside a request."""
+    """Return the origin of responses that this thread or task begins; empty outside a request."""
     request = CURRENT.get()
     if request is None:
         return Origin()

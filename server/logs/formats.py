@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__()
         self.process_fields: dict[str, object] = {}
-        """Those of every line: this replica's id."""
+        """Fields of every line: this replica's id."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's object, in one line: control characters are escaped in JSON."""

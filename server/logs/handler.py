@@ -191,19 +191,19 @@ class NonBlockingHandler(logging.Handler):
 
 def fold_key(record: logging.LogRecord) -> Hashable:
     """Lines with equal keys are the same warning: logger, template, tenant, limit, place of the exception."""
-    place = None
+    position = None
     if record.exc_info and (trace := record.exc_info[2]) is not None:
         while trace.tb_next is not None:
             trace = trace.tb_next
-        place = (record.exc_info[0], trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        position = (record.exc_info[0], trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     tenant, limit = getattr(record, "tenant", None), getattr(record, "limit", None)
-    return record.name, record.levelno, record.msg, tenant, limit, place
+    return record.name, record.levelno, record.msg, tenant, limit, position
 
 
 def _repeatable(record: logging.LogRecord) -> logging.LogRecord:
     """A record that repeats this one's message, without its traceback and the request that it was in."""
-    kept = {name: getattr(record, name, None) for name in ("name", "levelno", "levelname", "tenant", "limit")}
-    return logging.makeLogRecord({**kept, "msg": record.getMessage()})
+    same = {name: getattr(record, name, None) for name in ("name", "levelno", "levelname", "tenant", "limit")}
+    return logging.makeLogRecord({**same, "msg": record.getMessage()})
 
 
 def configure_logging(level: str, style: Literal["text", "json"] = "text", *, access: bool = True) -> None:

@@ -26,7 +26,7 @@ FRESH_SECONDS = 3 * SAMPLE_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one turn of the sampler has found."""
+    """The results of one turn of the sampler."""
 
     at: float
     """Monotonic seconds."""

@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[!-~]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What a token must say."""
+    """Rules that a token is checked against."""
 
     issuer: str
     audience: str
@@ -51,7 +51,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Whom a valid token stands for."""
+    """The bearer of a valid token."""
 
     tenant: str
     key_id: str
@@ -98,7 +98,7 @@ MAX_TOKEN = 16 * 1024
 LEEWAY_S = 30
 """How far the issuer's clock may differ."""
 _TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
-"""What a token's header may call it, if anything: not a logout token, nor a proof."""
+"""Values of `typ` in a token's header, if it has one: not a logout token, nor a proof."""
 _REQUIRED = ["exp", "iss", "aud", "sub"]
 _REASONS: list[tuple[type[jwt.PyJWTError], str]] = [
     (jwt.ExpiredSignatureError, "it has expired"),
@@ -124,7 +124,7 @@ class AccessTokens:
         return None if rules is None else cls(rules, SigningKeys(partial(fetch_keys, rules.issuer)))
 
     def verify(self, token: str) -> TokenIdentity:
-        """Whom the token stands for. Raises NotAuthenticated; NotReady or Overloaded without its key."""
+        """Return the bearer of the token. Raises NotAuthenticated; NotReady or Overloaded without its key."""
         check_form(token)
         try:
             header = jwt.get_unverified_header(token)

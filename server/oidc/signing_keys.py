@@ -56,8 +56,8 @@ def read_keys(document: bytes) -> list[SigningKey]:
         keys = decode_as(document, _KeySet).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError("it is not a set of keys") from error
-    found = (_read_key(one) for one in keys[:MAX_KEYS])
-    return [key for key in found if key is not None]
+    readable = (_read_key(entry) for entry in keys[:MAX_KEYS])
+    return [key for key in readable if key is not None]
 
 
 def _read_key(jwk: Mapping[str, Any]) -> SigningKey | None:
@@ -105,7 +105,7 @@ REFRESH_S = 300.0
 KEEP_S = 6 * 3600.0
 """How long keys stay good while the issuer does not answer."""
 PAUSE_S = 10.0
-"""Between the starts of two fetches, whatever tokens arrive."""
+"""Least time between the starts of two fetches, whatever tokens arrive."""
 
 
 def refused(why: str) -> NotAuthenticated:
@@ -129,7 +129,7 @@ class SigningKeys:
         self._failed = False
         """Whether the last fetch failed."""
         self._pending: Future[None] | None = None
-        """Of the fetch under way."""
+        """The fetch under way."""
 
     def find(self, kid: str | None, algorithm: str) -> SigningKey:
         """Raises NotReady while the keys are fetched, NotAuthenticated for a key that does not exist, and
@@ -179,7 +179,7 @@ class SigningKeys:
 
 
 FETCH = FetchLimits(size=512 * 1024, seconds=4.0, redirects=0)
-"""Of each of the two documents."""
+"""Limits of the fetch of each of the two documents."""
 _CONFIGURATION = "/.well-known/openid-configuration"
 
 
@@ -194,18 +194,18 @@ def fetch_keys(issuer: str) -> list[SigningKey]:
     Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
     """
     try:
-        found = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
+        discovered = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("its configuration has no issuer and jwks_uri") from None
-    if found.issuer != issuer:
-        raise ValueError(f"its configuration is that of the issuer {found.issuer[:200]!r}")
-    if not is_safe_url(found.jwks_uri):
+    if discovered.issuer != issuer:
+        raise ValueError(f"its configuration is that of the issuer {discovered.issuer[:200]!r}")
+    if not is_safe_url(discovered.jwks_uri):
         raise ValueError("its jwks_uri is neither https nor on loopback")
-    return read_keys(_get(found.jwks_uri))
+    return read_keys(_get(discovered.jwks_uri))
 
 
 def _get(url: str) -> bytes:
-    """What is at a URL of the operator's issuer, at any address."""
+    """Fetch a URL of the operator's issuer, at any address."""
     try:
         answer = fetch(url, allow_host_of(url), FETCH)
     except (Refused, Unreachable) as error:

@@ -22,7 +22,7 @@ _ENTRY = re.compile(
     r"(?P<plain>http://)?(?P<host>\*|(\*\.)?[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d+))?"
 )
 
-_NO_PUBLIC_ADDRESS = "{} does not lead to an address that may be visited."
+_NO_PUBLIC_ADDRESS = "{} does not resolve to an allowed address."
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _PUBLIC_V6 = IPv6Network("2000::/3")
@@ -113,11 +113,11 @@ def read_url(text: str) -> httpx.URL:
     """Parse an absolute http or https URL. Raises Refused."""
     # Parsers disagree about these characters, and valid URLs do not have them.
     if len(text) > MAX_URL or not text.isprintable() or re.search(r"[\s\\]", text):
-        raise Refused("This is not a URL that can be visited.")
+        raise Refused("This is not a valid URL.")
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
-        raise Refused("This is not a URL that can be visited.") from None
+        raise Refused("This is not a valid URL.") from None
     _check_syntax(url)
     return url
 
@@ -131,7 +131,7 @@ def check_url(url: httpx.URL, allowed: AllowedAddresses) -> None:
     if literal is not None and any(unwrapped(literal) in network for network in allowed.networks):
         return
     if not hosts:
-        raise Refused(f"The operator does not let {host[:100]} be visited by {url.scheme} on this port.")
+        raise Refused(f"The operator does not allow {url.scheme} to {host[:100]} on this port.")
     if (
         literal is not None
         and not is_public(literal)
@@ -198,18 +198,18 @@ def _is_isatap(address: IPv6Address) -> bool:
 
 def _check_syntax(url: httpx.URL) -> None:
     if url.scheme not in _DEFAULT_PORTS:
-        raise Refused("Only http and https URLs can be visited.")
+        raise Refused("Only http and https URLs are allowed.")
     if url.userinfo:
-        raise Refused("A URL with a user name in it is not visited.")
+        raise Refused("A URL must not contain a user name.")
     if url.port == 0:
-        raise Refused("This is not a URL that can be visited.")
+        raise Refused("This is not a valid URL.")
     host = url.raw_host.decode("ascii").lower()
     if _literal(host) is not None:
         return
     # Some resolvers take a host that ends in a number for an address: 127.1, 0x7f000001, 0177.0.0.1.
     last = host.rpartition(".")[2]
     if not _HOST_NAME.fullmatch(host) or last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last):
-        raise Refused("This is not a URL that can be visited.")
+        raise Refused("This is not a valid URL.")
 
 
 def _literal(host: str) -> Address | None:

@@ -34,7 +34,7 @@ Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) → addresses; empty if the host has none."""
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Of all responses to one guarded client, event streams included."""
+"""Bytes of all responses to one guarded client, event streams included."""
 MAX_SECONDS = 3600.0
 MAX_VALUES = 100_000
 """JSON values, counted by brackets and commas: parsing that many takes about 0.1 s."""
@@ -42,12 +42,12 @@ MAX_LINES = 10_000
 """Lines of event streams; an event has at least two."""
 BURST_LINES = 32
 LINES_PER_SECOND = 100
-"""Of one event stream, after its first BURST_LINES. MCP's client takes about 0.15 ms of CPU for an event of
-any size, so 32 streams at this rate take a quarter of the interpreter."""
+"""Rate of one event stream after its first BURST_LINES. MCP's client takes about 0.15 ms of CPU for an event
+of any size, so 32 streams at this rate take a quarter of the interpreter."""
 _LINE_END = re.compile(rb"[\r\n]")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _STEP_SECONDS = 10.0
-"""Of a page's lookup, connecting, and each read and write."""
+"""Time of a page's lookup, of connecting, and of each read and write."""
 _OVERTIME_S = 0.1
 """How much later than its steps a whole fetch is ended: the error of a step says more."""
 _CHUNK_BYTES = 65536
@@ -71,11 +71,11 @@ async def look_up(host: str, port: int) -> list[str]:
 
 def _resolve(host: str, port: int, answer: "Future[list[str]]") -> None:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        found = []
+        addresses = []
     _lookups.release()
-    answer.set_result([str(entry[4][0]) for entry in found])
+    answer.set_result([str(entry[4][0]) for entry in addresses])
 
 
 @cache
@@ -119,7 +119,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         raise problem
 
     async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
-        raise Refused("Sockets of this machine are not visited.")
+        raise Refused("Unix sockets are not allowed.")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -214,13 +214,13 @@ def _redirected(here: httpx.URL, location: str) -> httpx.URL:
     try:
         return read_url(str(here.join(location)))
     except (httpx.InvalidURL, ValueError):
-        raise Refused("The page redirects to what is no URL.") from None
+        raise Refused("The page redirects to an invalid URL.") from None
 
 
 async def _read_body(pieces: AsyncIterator[bytes], encoding: str, size: int) -> bytes:
     """The decompressed body. Raises Unreachable if it is too large or badly compressed."""
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise Unreachable("The page is compressed in a way that was not asked for.")
+        raise Unreachable("The page has a compression that was not requested.")
     inflator = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     body = bytearray()
     sent = 0
@@ -332,7 +332,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             # The limits count bytes as sent, not decompressed.
             await response.aclose()
-            raise ResponseTooLarge("The server compressed what it was asked not to.")
+            raise ResponseTooLarge("The server compressed its response although the request ruled that out.")
         assert isinstance(response.stream, httpx.AsyncByteStream)
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         response.stream = _BoundedStream(response.stream, self._budget, self._deadline, is_events=is_events)

@@ -20,12 +20,12 @@ from server.process.open_database import OpenDatabase
 log = logging.getLogger("holdfast.serve")
 
 POLL_SECONDS = 1.0
-"""Between two looks."""
+"""Time between two looks at the database."""
 LOG_SECONDS = 60.0
 
 
 def find_awaited(opened: OpenDatabase) -> ApiError | None:
-    """What a server on this database waits for; None if it can serve. Raises ConfigError."""
+    """Return the reason to wait for this database; None if it can serve. Raises ConfigError."""
     try:
         return None if opened.can_serve() else SchemaBehind()
     except DatabaseAway as error:
@@ -75,7 +75,7 @@ class _Wait:
         """Set when there is nothing to wait for any more. Of the loop."""
         self.is_ready = False
         self.reason = awaited
-        """What is waited for, as the answer to every request."""
+        """The reason of the wait, as the error of every request."""
         self.error: Exception | None = None
 
     def start(self) -> None:

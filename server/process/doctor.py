@@ -97,62 +97,64 @@ def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -
     )
 
 
-def describe_engine(found: "Diagnosis") -> Iterator[Finding]:
-    """What was chosen, and what would be better. Pure."""
-    size = f"{found.parameters / 1e6:.0f} million parameters, {found.weight_bytes / 2**30:.1f} GiB"
+def describe_engine(engine: "Diagnosis") -> Iterator[Finding]:
+    """Yield the engine's choices, and advice on better ones. Pure."""
+    size = f"{engine.parameters / 1e6:.0f} million parameters, {engine.weight_bytes / 2**30:.1f} GiB"
     yield Finding(
-        "ok", "device", f"The model ({size}) runs on {found.device} ({found.device_name}) in {found.dtype}."
+        "ok",
+        "device",
+        f"The model ({size}) runs on {engine.device} ({engine.device_name}) in {engine.dtype}.",
     )
-    if found.attention_fault is None:
-        yield Finding("ok", "attention", f"Attention is computed by {found.attention}, and is right here.")
+    if engine.attention_fault is None:
+        yield Finding("ok", "attention", f"Attention is computed by {engine.attention}, and is right here.")
     else:
-        yield Finding("problem", "attention", _sentence(f"Attention is wrong here: {found.attention_fault}"))
+        yield Finding("problem", "attention", _sentence(f"Attention is wrong here: {engine.attention_fault}"))
     decode = {"graphs": "CUDA graphs", "eager": "single operations", "static": "static passes"}
     yield Finding(
-        "ok", "graphs", f"Steps that only generate run as {decode.get(found.decode, found.decode)}."
+        "ok", "graphs", f"Steps that only generate run as {decode.get(engine.decode, engine.decode)}."
     )
     order = (
         "before the last one's tokens are read"
-        if found.pipelined
+        if engine.pipelined
         else "after the last one's tokens were read"
     )
     yield Finding("ok", "ahead", f"A step begins {order}.")
     yield Finding(
-        "ok" if found.kv_tokens >= min(MANY_TOKENS, found.context_length) else "note",
+        "ok" if engine.kv_tokens >= min(MANY_TOKENS, engine.context_length) else "note",
         "memory",
-        f"The KV cache has {found.kv_blocks} blocks of {found.block_size} tokens, {found.kv_tokens} in all; "
-        f"a context has at most {found.context_length}.",
+        f"The KV cache has {engine.kv_blocks} blocks of {engine.block_size} tokens, "
+        f"{engine.kv_tokens} in all; a context has at most {engine.context_length}.",
     )
     yield Finding(
         "ok",
         "steps",
-        f"A step computes at most {found.token_budget} tokens of at most {found.max_running} responses, with "
-        f"{found.threads} CPU threads.",
+        f"A step computes at most {engine.token_budget} tokens of at most {engine.max_running} "
+        f"responses, with {engine.threads} CPU threads.",
     )
-    yield from (Finding("note", "fallback", _sentence(line)) for line in found.warnings)
-    yield from (Finding("note", "advice", line) for line in engine_advice(found))
+    yield from (Finding("note", "fallback", _sentence(line)) for line in engine.warnings)
+    yield from (Finding("note", "advice", line) for line in engine_advice(engine))
 
 
-def engine_advice(found: "Diagnosis") -> Iterator[str]:
+def engine_advice(engine: "Diagnosis") -> Iterator[str]:
     """Why another engine may be better, each in a sentence. Pure."""
-    on_gpu = found.device.startswith("cuda")
-    if found.gpus > 1:
-        yield f"This machine has {found.gpus} GPUs, and this engine uses one: `--engine vllm` uses all."
-    if found.gpus and not on_gpu:
+    on_gpu = engine.device.startswith("cuda")
+    if engine.gpus > 1:
+        yield f"This machine has {engine.gpus} GPUs, and this engine uses one: `--engine vllm` uses all."
+    if engine.gpus and not on_gpu:
         yield "This machine has a GPU, and the model runs on the CPU: set device to auto or cuda."
-    if on_gpu and found.gpus == 1:
+    if on_gpu and engine.gpus == 1:
         yield "For many users at a time `--engine vllm` is faster on a GPU; for a few this engine is enough."
-    if on_gpu and found.attention.startswith("sdpa"):
+    if on_gpu and engine.attention.startswith("sdpa"):
         yield (
             "No kernel for paged attention serves this model here, so keys are gathered in every step: "
             "FlashAttention 3 or `--engine vllm` would be faster."
         )
-    if found.dequantized:
+    if engine.dequantized:
         yield (
-            f"The weights are written in {found.quantization} and held in {found.dtype}, which takes more "
-            "memory and time: `--engine vllm` computes with few bits."
+            f"The weights are written in {engine.quantization} and held in {engine.dtype}, which takes "
+            "more memory and time: `--engine vllm` computes with few bits."
         )
-    if not found.gpus and found.parameters > 4e9:
+    if not engine.gpus and engine.parameters > 4e9:
         yield (
             "Models of this size are slow on a CPU: `--engine llama-server` with a GGUF file of few bits is "
             "faster."

@@ -22,9 +22,9 @@ log = logging.getLogger("holdfast.keys")
 
 _POLL_SECONDS = 0.4
 _IDLE_SECONDS = 4.0
-"""Between two queries while nothing runs here with a key."""
+"""Time between two queries while nothing runs here with a key."""
 _REMEMBERED = timedelta(minutes=10)
-"""For how long an ended key is looked for with which nothing runs here, longer than a common outage of the
+"""Time for which an ended key is looked for with which nothing runs here, longer than a common outage of the
 database."""
 
 
@@ -66,7 +66,7 @@ class EndedKeyWatch:
             log.debug("ended keys are looked for later: %s", type(error).__name__)
 
     def _keys_in_use(self) -> set[str]:
-        """With which something is open or runs here."""
+        """Return the keys with which something is open or runs here."""
         running = {run.facts.key_id for run in self._recorder.active_runs()}
         return {*self._connections.keys, *(key for key in running if key is not None)}
 

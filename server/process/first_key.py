@@ -14,7 +14,7 @@ from server.store.administration import stored_keys
 from server.store.database import Database
 
 _PAUSE_S = 0.2
-"""Between two looks for a key."""
+"""Time between two looks for a key."""
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
@@ -23,7 +23,7 @@ def require_key(config: Config, database: Database, *, patience: float = 0.0) ->
     A key that is made within `patience` seconds is soon enough.
     """
     processes = [
-        label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
+        label for label, address in read_servers(config.tool_server).items() if address.startswith(COMMAND)
     ]
     if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys
         with database.begin() as connection:

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 class _State:
-    """Of this process; `act` is called by the handler, in the main thread."""
+    """The interrupts of this process; the handler calls `act`, in the main thread."""
 
     seen = False
     terminated = False
@@ -38,7 +38,7 @@ def exit_on_interrupt() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """From here on SIGINT raises KeyboardInterrupt."""
+    """Let SIGINT raise KeyboardInterrupt from here on."""
     _State.act = _raise
 
 

@@ -143,8 +143,8 @@ def _load_checkpoint(
 
     adapters = read_adapters(config)
     try:
-        wanted = engine_config(config, folder, adapters)
-        return load(wanted, deliver, say, on_dead)
+        requested = engine_config(config, folder, adapters)
+        return load(requested, deliver, say, on_dead)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise

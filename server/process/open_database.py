@@ -87,8 +87,8 @@ class OpenDatabase:
         """
         if self.is_embedded:
             return
-        found = session_check.probe("database-url", self.url, pooled=self._pooled)
-        if not (self._pooled or found.is_own_backend):
+        session = session_check.probe("database-url", self.url, pooled=self._pooled)
+        if not (self._pooled or session.is_own_backend):
             log.warning(
                 "the database is behind a pooler; if that pools transactions, set"
                 " HOLDFAST_DATABASE_POOLER=transaction"
@@ -96,7 +96,7 @@ class OpenDatabase:
         if self._direct_url is None:
             return
         direct = session_check.probe("database-direct-url", self._direct_url, pooled=False)
-        if direct.server != found.server:
+        if direct.server != session.server:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
 
     def durability_complaints(self) -> list[str]:

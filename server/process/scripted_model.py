@@ -88,7 +88,7 @@ def _script_chooser(
 def _with_fault(
     scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
 ) -> Callable[[EngineRequest], Script | None]:
-    """The same scripts with the configured fault, in all of them or in those of one seed."""
+    """Put the configured fault into all scripts, or into the scripts of one seed."""
     if config.scripted_fault is None:
         return scripts
     fault, seed = read_fault(config.scripted_fault)
@@ -118,7 +118,7 @@ def read_fault(text: str) -> tuple[Fault, int | None]:
 def _stop_id(folder: Path) -> int:
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            return int(found[0] if isinstance(found, list) else found)
+        stop = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        if stop is not None:
+            return int(stop[0] if isinstance(stop, list) else stop)
     raise ConfigError(f"{folder} names no eos_token_id.")

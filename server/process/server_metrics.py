@@ -68,7 +68,7 @@ class ServerMetrics:
             "attention": model.model_info.attention,
             "role": config.role,
         }
-        return gauge("holdfast_build_info", "What this process is: always 1.", 1, labels)
+        return gauge("holdfast_build_info", "Version and settings of this process; always 1.", 1, labels)
 
     def _recorder_families(self) -> Iterator[Family]:
         stats = self._recording.recorder.stats
@@ -98,9 +98,7 @@ class ServerMetrics:
         used = {(limit.what,): float(limit.used()) for limit in limits}
         most = {(limit.what,): float(limit.total) for limit in limits}
         used[("unfinished responses",)], most[("unfinished responses",)] = len(capacity), capacity.total
-        yield gauges(
-            "holdfast_limit_used", "What is in use of a limit of the server.", ("limit",), used.items()
-        )
+        yield gauges("holdfast_limit_used", "Use of a limit of the server.", ("limit",), used.items())
         yield gauges("holdfast_limit", "The limit itself.", ("limit",), most.items())
 
     def _database_families(self) -> Iterator[Family]:

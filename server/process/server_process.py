@@ -150,7 +150,7 @@ class ServerProcess:
 def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
-    """What a server prints once it listens, with a first request to copy. Pure.
+    """Return the lines that a server prints once it listens, with a first request to copy. Pure.
 
     A request that needs a key takes it from the variable that OpenAI's clients read.
     """

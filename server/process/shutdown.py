@@ -18,11 +18,11 @@ from server.store.cluster.leases import other_heartbeats
 from server.store.database_errors import DatabaseError
 
 ANSWERS_SECONDS = 0.1
-"""Between two looks at whether answers are still being sent."""
+"""Time between two looks at whether answers are still being sent."""
 HAND_OVER_SECONDS = 0.1
-"""Between two looks at what can be handed over."""
+"""Time between two looks at the responses that can be handed over."""
 FINAL_COMMIT_SECONDS = 5.0
-"""For the commits that end what did not end by itself."""
+"""Time for the commits that end the remaining responses."""
 
 
 class Shutdown:
@@ -93,7 +93,7 @@ class Shutdown:
         recorder.wait_idle(FINAL_COMMIT_SECONDS)
 
     def _wait_for_answers(self, until: float) -> None:
-        """Until nobody reads here what other replicas generate; without others nothing more will come."""
+        """Wait until nobody reads here from other replicas; without others nothing more will come."""
         if self._listener.busy and self._has_others():
             while self._listener.busy and monotonic() < until:
                 sleep(ANSWERS_SECONDS)

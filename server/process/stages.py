@@ -33,7 +33,7 @@ from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.events import Events
-from server.metrics.exposition import Metrics
+from server.metrics.families import Metrics
 from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -55,7 +55,7 @@ from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Connection, Database
 from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch
-from server.tracing.open_tracer import open_tracer
+from server.tracing.spans import open_tracer
 from server.version import VERSION
 from server.webhooks.sender import WebhookSender
 from server.webhooks.webhook_client import WebhookClient, allowed_receivers
@@ -269,7 +269,7 @@ class Recording:
 
 
 class Serving:
-    """Who accepts responses, and who watches and follows other replicas; it hears of each heartbeat."""
+    """Admission, and the watch over other replicas, which hears of each heartbeat."""
 
     def __init__(self, recording: Recording) -> None:
         loaded = recording.loaded

@@ -30,11 +30,11 @@ from server.protocol.responses.items import (
     McpApprovalResponse,
     Message,
     OtherItem,
+    SettingsItem,
     item_type,
     plain_text,
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
-from server.protocol.responses.settings_items import SettingsItem
 
 EXCERPT_CHARACTERS = 200
 """Characters of a retained message that the transcript quotes, to show what an answer refers to."""

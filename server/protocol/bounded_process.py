@@ -171,8 +171,8 @@ def program(machine: str) -> bytes:
 
 
 def _landlock_version() -> int:
-    found: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ONLY_VERSION)
-    return found
+    version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ONLY_VERSION)
+    return version
 
 
 def _restrict_files(readable: list[str]) -> None:

@@ -85,11 +85,11 @@ def data_url_bytes(url: str) -> bytes:
     """The bytes of a data URL in base64. Raises ImageError."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise ImageError("A picture's data URL is data:image/...;base64, and its bytes.", "invalid_image_url")
+        raise ImageError("An image's data URL is data:image/...;base64, and its bytes.", "invalid_image_url")
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ImageError("The picture's data is not valid base64.", "invalid_base64_image") from error
+        raise ImageError("The image's data is not valid base64.", "invalid_base64_image") from error
 
 
 def data_url(media_type: str, content: bytes) -> str:

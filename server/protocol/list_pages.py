@@ -61,7 +61,7 @@ def make_page(objects: Sequence[bytes], limit: int, *, more: bool | None = None)
     `more` is `has_more`; by default `objects` has one more than the limit if more follow.
     """
     data = [msgspec.Raw(payload) for payload in objects[:limit]]
-    ends = [decode_as(data[place], _IdField).id for place in (0, -1)] if data else [None, None]
+    ends = [decode_as(data[index], _IdField).id for index in (0, -1)] if data else [None, None]
     has_more = len(objects) > limit if more is None else more
     return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)
 

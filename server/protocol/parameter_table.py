@@ -17,7 +17,7 @@ Endpoint = Literal["responses", "chat", "completions"]
 Verdict = Literal["works", "refused", "ignored"]
 
 
-class Row(NamedTuple):
+class ParameterRow(NamedTuple):
     """One parameter."""
 
     verdict: Verdict
@@ -27,26 +27,26 @@ class Row(NamedTuple):
     """Values of a refused parameter that have no effect and are accepted."""
 
 
-Rows = Mapping[str, Row]
+Rows = Mapping[str, ParameterRow]
 
 
-def _works(*names: str, **noted: str) -> dict[str, Row]:
+def _works(*names: str, **noted: str) -> dict[str, ParameterRow]:
     return {
-        **dict.fromkeys(names, Row("works")),
-        **{name: Row("works", text) for name, text in noted.items()},
+        **dict.fromkeys(names, ParameterRow("works")),
+        **{name: ParameterRow("works", text) for name, text in noted.items()},
     }
 
 
-def _refused(reason: str, *neutral: Any) -> Row:
-    return Row("refused", reason, neutral)
+def _refused(reason: str, *neutral: Any) -> ParameterRow:
+    return ParameterRow("refused", reason, neutral)
 
 
-def _ignored(reason: str) -> Row:
-    return Row("ignored", reason)
+def _ignored(reason: str) -> ParameterRow:
+    return ParameterRow("ignored", reason)
 
 
 _GUIDED = {
-    name: Row("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
+    name: ParameterRow("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 }
 _MEDIA_SETTINGS = "Pictures are read as the model's folder says; the operator bounds their pixels."
@@ -54,15 +54,21 @@ _CHATS_ALONE = "/v1/chat/completions"
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
 
 SAMPLING: Rows = {
-    "return_tokens_as_token_ids": Row("works"),
-    "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
-    "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
-    "allowed_token_ids": Row("works", "16,384 at most."),
-    "logprob_token_ids": Row("works", "128 at most, in place of the likeliest; with logprobs alone."),
-    "truncate_prompt_tokens": Row("works", "-1 is as many as leave room for the answer."),
-    "truncation_side": Row("works", "`left`, where a prompt loses its beginning, or `right`."),
-    "thinking_token_budget": Row("works", "Of models whose reasoning ends with one token."),
-    "generation_config": Row("works", "transformers' own, an object or JSON; unknown fields are refused."),
+    "return_tokens_as_token_ids": ParameterRow("works"),
+    "stop_token_ids": ParameterRow("works", "128 at most; they end the output even with `ignore_eos`."),
+    "bad_words": ParameterRow(
+        "works", "128 of 256 characters at most, with and without a space before them."
+    ),
+    "allowed_token_ids": ParameterRow("works", "16,384 at most."),
+    "logprob_token_ids": ParameterRow(
+        "works", "128 at most, in place of the likeliest; with logprobs alone."
+    ),
+    "truncate_prompt_tokens": ParameterRow("works", "-1 is as many as leave room for the answer."),
+    "truncation_side": ParameterRow("works", "`left`, where a prompt loses its beginning, or `right`."),
+    "thinking_token_budget": ParameterRow("works", "For models whose reasoning ends with one token."),
+    "generation_config": ParameterRow(
+        "works", "transformers' own, an object or JSON; unknown fields are refused."
+    ),
     "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
 """Sampling and logprob parameters common to all endpoints."""
@@ -110,10 +116,12 @@ _COMMON: Rows = {
 
 _COMPLETION_ONLY: Rows = {
     "return_weight_versions": _refused("A model's weights do not change while it is served.", False),
-    "routed_experts_prompt_start": _ignored("Experts are not told of, so there is nothing to leave out."),
+    "routed_experts_prompt_start": _ignored(
+        "Routed experts are never reported, so there is nothing to leave out."
+    ),
     "return_token_offsets": _ignored(_RENDER_ONLY),
     "return_prompt_text": _refused("Ask for `return_token_ids`, and /detokenize them.", False),
-    "stream_interval": _ignored("It says how much text a chunk has, not which."),
+    "stream_interval": _ignored("It sets how much text a chunk has."),
     **_works("n", "response_format", "echo", "return_token_ids"),
     **_works(
         use_beam_search="The `n` likeliest answers, 10 at most, as vLLM finds them, by the model's own "
@@ -124,7 +132,7 @@ _COMPLETION_ONLY: Rows = {
     "early_stopping": _ignored("A beam search ends as soon as nothing better can be found."),
     **_works(
         stream_options="With `stream: true` alone.",
-        prompt_logprobs="Of a whole answer, not of a stream.",
+        prompt_logprobs="For a whole answer, not for a stream.",
     ),
 }
 
@@ -154,7 +162,7 @@ _RESPONSES: Rows = {
         "systems and developers are left out, as vLLM does. Not with a response or conversation to go on "
         "from."
     ),
-    "prompt_cache_options": Row(
+    "prompt_cache_options": ParameterRow(
         "works",
         "With `prewarm` the prompt is prefilled and nothing generated; how long prefixes stay cached is the "
         "server's to decide.",
@@ -166,8 +174,8 @@ _RESPONSES: Rows = {
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored("Pictures are read whole: `context_compression: enabled` is refused."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
-    "length_penalty": _ignored("Only beam search reads it, which is not of this endpoint."),
-    "early_stopping": _ignored("Only beam search reads it, which is not of this endpoint."),
+    "length_penalty": _ignored("Only beam search reads it, which this endpoint does not have."),
+    "early_stopping": _ignored("Only beam search reads it, which this endpoint does not have."),
 }
 
 _CHAT: Rows = {
@@ -177,14 +185,14 @@ _CHAT: Rows = {
     **_works("messages", "parallel_tool_calls", "store", "metadata", "max_tokens", "max_completion_tokens"),
     **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
     **_works(
-        exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
+        exclude_tools_when_tool_choice_none="With `tool_choice: none` the prompt leaves out `tools`.",
         tools="An empty list is none.",
-        add_special_tokens="What the tokenizer puts around texts, such as a first token, beside what the "
-        "chat template writes; models that read harmony's format have none.",
+        add_special_tokens="The tokenizer's special tokens around texts, such as a first token, beside those "
+        "that the chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
-    "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
+    "best_of": _refused("Answers that are not returned are not generated; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),
     "function_call": _refused("It is OpenAI's old form of `tool_choice`.", "none"),
@@ -245,7 +253,7 @@ def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
             raise DecodeFailure(message, name, "unsupported_parameter")
 
 
-def _is_neutral(row: Row, value: msgspec.Raw) -> bool:
+def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
     if len(value) > MAX_NEUTRAL:
         return False
     read = msgspec.json.decode(value)

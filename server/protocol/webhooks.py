@@ -49,7 +49,7 @@ class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class CreateTenantEndpoint(CreateEndpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/webhook_endpoints."""
 
-    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
+    tenant: Annotated[TenantName, Meta(description="Tenant that owns it.")]
 
 
 class RotateSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,14 +95,14 @@ class DeletedEndpoint(Struct, frozen=True):
 
 
 class SampleResult(Struct, frozen=True, kw_only=True):
-    """How a receiver answered a sample."""
+    """A receiver's answer to a sample."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
     event_type: EventType
     status_code: int
     success: Literal[True] = True
-    """There was an answer; `status_code` says which."""
+    """True once the receiver has answered; `status_code` is its status."""
 
 
 class EventTypeList(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class Delivery(Identified, frozen=True, kw_only=True):
 
 
 class Redelivered(Struct, frozen=True, kw_only=True):
-    """How many deliveries are attempted again."""
+    """The number of deliveries that are attempted again."""
 
     object: Literal["webhook_endpoint.redelivered"] = "webhook_endpoint.redelivered"
     webhook_endpoint_id: str

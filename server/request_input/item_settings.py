@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from server.errors import InvalidRequest
 from server.protocol.decode import convert_to
-from server.protocol.responses.items import Compaction, Item
+from server.protocol.responses.items import AdditionalTools, Compaction, ConfigurationUpdate, Item
 from server.protocol.responses.request import (
     MAX_TOOLS,
     CreateResponse,
@@ -20,7 +20,6 @@ from server.protocol.responses.request import (
     TextFormat,
     TextOptions,
 )
-from server.protocol.responses.settings_items import AdditionalTools, ConfigurationUpdate, SettingsItem
 from server.protocol.responses.tools import declared_name
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_context
@@ -88,17 +87,15 @@ def _path_of_tool(tool: dict[str, Any], request: CreateResponse, new: Sequence[I
     return None
 
 
-def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[SettingsItem]:
+def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[Item]:
     for item in items:
-        if isinstance(item, SettingsItem):
+        if isinstance(item, AdditionalTools | ConfigurationUpdate):
             yield item
         elif isinstance(item, Compaction) and item.encrypted_content:
             yield from _settings(unseal_context(item, seal, tenant) or (), seal, tenant)
 
 
-def _with_additional(
-    declared: Sequence[dict[str, Any]], settings: Sequence[SettingsItem]
-) -> list[dict[str, Any]]:
+def _with_additional(declared: Sequence[dict[str, Any]], settings: Sequence[Item]) -> list[dict[str, Any]]:
     names = {declared_name(tool) for tool in declared}
     added: list[dict[str, Any]] = []
     for item in reversed(settings):

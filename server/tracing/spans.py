@@ -1,7 +1,11 @@
-"""What is traced, whatever exports it: `Tracer` begins spans, `Span` ends one."""
+"""`Tracer` begins spans and `Span` ends one; `open_tracer` makes this process's tracer."""
 
+import logging
 from collections.abc import Mapping
 from typing import Literal, Protocol
+
+from server.configuration.environment import exports_traces
+from server.version import VERSION
 
 Value = str | int | float | bool
 Kind = Literal["server", "internal", "client"]
@@ -48,3 +52,18 @@ class Tracer(Protocol):
 
     def close(self) -> None:
         """Exports what has ended, for two seconds at most."""
+
+
+log = logging.getLogger("holdfast.tracing")
+
+
+def open_tracer(replica: str) -> Tracer | None:
+    """None without a collector, or without the optional packages, of which the log then says a sentence."""
+    if not exports_traces():
+        return None
+    try:
+        from server.tracing.open_telemetry import make_tracer
+    except ModuleNotFoundError as error:
+        log.warning("nothing is traced: %s is not installed; install holdfast[tracing]", error.name)
+        return None
+    return make_tracer(replica, VERSION)

@@ -139,7 +139,7 @@ def test_a_sample_that_nobody_answers_is_refused_with_a_sentence(site: Site) -> 
     with pytest.raises(BadRequestError) as refused:
         client.webhooks.test(made.id, event_type="response.failed")
     assert refused.value.code == "webhook_not_answered"
-    assert "nowhere.invalid does not lead to an address" in str(refused.value)
+    assert "nowhere.invalid does not resolve to an allowed address" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_commands_manage_endpoints(site: Site, receiver: WebhookReceiver) -> Non
     run("redeliver", endpoint)
     run("delete", endpoint)
     assert "There is no webhook endpoint" in run("delete", endpoint, code=1)
-    assert "The operator does not let" in run("create", "http://hooks.example/", code=1)
+    assert "The operator does not allow" in run("create", "http://hooks.example/", code=1)
 
 
 def test_secrets_are_in_no_log_line_and_sealed_in_the_database(site: Site, receiver: WebhookReceiver) -> None:

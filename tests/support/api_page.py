@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from server.http.routes import PUBLIC_ROUTES, ROUTES
-from server.protocol.parameter_table import TABLES, Endpoint, Row
+from server.protocol.parameter_table import TABLES, Endpoint, ParameterRow
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 
@@ -96,7 +96,7 @@ def _documents(endpoint: Endpoint, name: str) -> str:
     return ", ".join(who for who, lists in known.items() if name in lists[endpoint]) or "others"
 
 
-def _remarks(row: Row) -> str:
+def _remarks(row: ParameterRow) -> str:
     if not row.neutral:
         return row.reason
     values = " or ".join(f"`{json.dumps(value)}`" for value in row.neutral)

@@ -25,7 +25,7 @@ LOGS = ROOT / "docs" / "tracing-and-logs.md"
 DICTIONARY = ROOT / "docs" / "data-dictionary.md"
 LIMITS = ROOT / "docs" / "limits.md"
 SQL_PAGE = ROOT / "docs" / "sql.md"
-QUESTIONS = ROOT / "server" / "console" / "sql" / "questions.sql"
+QUESTIONS = ROOT / "server" / "console" / "questions.sql"
 FOLDERS = ("server", "engine", "tool_servers", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 

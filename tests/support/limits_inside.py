@@ -4,13 +4,11 @@ from collections.abc import Mapping
 
 from engine.remote import answer_reader, discovery, http_client
 from server.configuration.settings import settings
-from server.console import console_request, routes, session_cookie
-from server.console.contents import item_view, timeline
+from server.console import console_request, item_view, routes, session_cookie, sql_reader, timeline
 from server.console.pages import compare, run_again
 from server.console.pages import history as history_page
 from server.console.pages import response_events as events_page
 from server.console.pages import usage as usage_page
-from server.console.sql import sql_reader
 from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
 from server.http.handlers import administration_data

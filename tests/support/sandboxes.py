@@ -4,15 +4,14 @@ from functools import cache
 
 import pytest
 
-from tool_servers.runner.find_python import check_sandbox, find_python
-from tool_servers.runner.limits import Limits
-from tool_servers.runner.sandbox import CannotRun
+from tool_servers.runner.bubblewrap import SandboxLimits
+from tool_servers.runner.sandbox import CannotRun, check_sandbox, find_python
 
 
 @cache
 def _obstacle() -> str | None:
     try:
-        check_sandbox(Limits(), find_python(None))
+        check_sandbox(SandboxLimits(), find_python(None))
     except CannotRun as error:
         return str(error)
     return None

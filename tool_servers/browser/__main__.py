@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from tool_servers import seccomp
-from tool_servers.browser.allowed_web import Refused, allow_host_of, read_allowed
+from tool_servers.browser.allowed_web import ForbiddenUrl, allow_host_of, read_allowed
 from tool_servers.browser.browser_tabs import Web
 from tool_servers.browser.mcp_server import build_server
 from tool_servers.mcp_host import Program
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--allow",
         default="",
-        help="what may be opened, with commas between: host, host:port, *.host, * for every public host, http://"
+        help="hosts to allow, with commas between: host, host:port, *.host, * for every public host, http://"
         " before any of them for http beside https, and networks of addresses that are not public",
     )
     options = parser.parse_args(arguments)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         search_url = options.search_url or None
         if search_url is not None:
             allow_host_of(search_url)
-    except (ValueError, Refused) as error:
+    except (ValueError, ForbiddenUrl) as error:
         PROGRAM.say(str(error))
         return 1
     if not seccomp.can_filter():

@@ -32,12 +32,12 @@ _NOT_PUBLIC_V6 = "2001::/23 2001:db8::/32 2002::/16 3fff::/20"
 _NOT_PUBLIC: tuple[Network, ...] = tuple(map(ip_network, f"{_NOT_PUBLIC_V4} {_NOT_PUBLIC_V6}".split()))
 
 
-class Refused(Exception):
+class ForbiddenUrl(Exception):
     """A URL or address is not allowed. The message reveals nothing about the internal network."""
 
 
 @dataclass(frozen=True, slots=True)
-class AllowedHost:
+class AllowedSite:
     """An entry of the list: one or more hosts, on one port."""
 
     host: str
@@ -59,24 +59,24 @@ class AllowedHost:
 class AllowedWeb:
     """The hosts and networks that may be visited; by default none."""
 
-    hosts: tuple[AllowedHost, ...] = ()
+    hosts: tuple[AllowedSite, ...] = ()
     networks: tuple[Network, ...] = ()
     """Addresses that are not public and may be visited, also under a listed name."""
     unchecked_hosts: frozenset[str] = frozenset()
     """Hosts that may have any address, because the operator has named just them."""
 
     def check_url(self, url: httpx.URL) -> None:
-        """Raises Refused for a URL that is not allowed whatever its host resolves to."""
+        """Raises ForbiddenUrl for a URL that is not allowed whatever its host resolves to."""
         _check_syntax(url)
         host, port = host_and_port(url)
         literal = _literal(host)
         if literal is not None and self._is_listed(literal):
             return
         if not any(allowed_host.matches(host, url.scheme, port) for allowed_host in self.hosts):
-            raise Refused(f"The operator does not let {host[:100]} be visited by {url.scheme} on this port.")
+            raise ForbiddenUrl(f"The operator does not allow {url.scheme} to {host[:100]} on this port.")
 
     def check_addresses(self, host: str, resolved: Sequence[str]) -> list[Address]:
-        """The addresses of a host, parsed. Raises Refused unless there is one and all are allowed.
+        """The addresses of a host, parsed. Raises ForbiddenUrl unless there is one and all are allowed.
 
         The error is the same for a name that does not exist and for an internal one, so that internal names
         cannot be probed.
@@ -89,7 +89,7 @@ class AllowedWeb:
             host in self.unchecked_hosts
             or all(is_public(address) or self._is_listed(address) for address in addresses)
         ):
-            raise Refused(f"{host[:100]} does not lead to an address that may be visited.")
+            raise ForbiddenUrl(f"{host[:100]} does not resolve to an allowed address.")
         return addresses
 
     def _is_listed(self, address: Address) -> bool:
@@ -101,7 +101,7 @@ def read_allowed(text: str) -> AllowedWeb:
 
     Raises ValueError.
     """
-    hosts: list[AllowedHost] = []
+    hosts: list[AllowedSite] = []
     networks: list[Network] = []
     for part in filter(None, map(str.strip, text.split(","))):
         match = _ENTRY.fullmatch(part)
@@ -116,28 +116,28 @@ def read_allowed(text: str) -> AllowedWeb:
         if port is not None and not 0 < port < 65536:
             raise ValueError(f"{part!r} has no possible port")
         host = _canonical(match["host"].lower().strip("[]"))
-        hosts.append(AllowedHost(host, port, allows_http=match["plain"] is not None))
+        hosts.append(AllowedSite(host, port, allows_http=match["plain"] is not None))
     literals = frozenset(entry.host for entry in hosts if _literal(entry.host) is not None)
     return AllowedWeb(tuple(hosts), tuple(networks), literals)
 
 
 def allow_host_of(url: str) -> AllowedWeb:
-    """The host and port of a URL that the operator has configured, with any address. Raises Refused."""
+    """The host and port of a URL that the operator has configured, with any address. Raises ForbiddenUrl."""
     parsed = read_url(url)
     host, port = host_and_port(parsed)
-    allowed_host = AllowedHost(host, port, allows_http=parsed.scheme == "http")
+    allowed_host = AllowedSite(host, port, allows_http=parsed.scheme == "http")
     return AllowedWeb((allowed_host,), unchecked_hosts=frozenset({host}))
 
 
 def read_url(text: str) -> httpx.URL:
-    """Parse an absolute http or https URL. Raises Refused."""
+    """Parse an absolute http or https URL. Raises ForbiddenUrl."""
     # Parsers disagree about these characters, and valid URLs do not have them.
     if len(text) > MAX_URL or not text.isprintable() or " " in text or "\\" in text:
-        raise Refused("This is not a URL that can be visited.")
+        raise ForbiddenUrl("This is not a valid URL.")
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
-        raise Refused("This is not a URL that can be visited.") from None
+        raise ForbiddenUrl("This is not a valid URL.") from None
     _check_syntax(url)
     return url
 
@@ -175,15 +175,15 @@ def _is_isatap(address: IPv6Address) -> bool:
 
 def _check_syntax(url: httpx.URL) -> None:
     if url.scheme not in _DEFAULT_PORTS:
-        raise Refused("Only http and https URLs can be visited.")
+        raise ForbiddenUrl("Only http and https URLs are allowed.")
     if url.userinfo:
-        raise Refused("A URL with a user name in it is not visited.")
+        raise ForbiddenUrl("A URL must not contain a user name.")
     host = url.raw_host.decode("ascii").lower()
     # Some resolvers take a host that ends in a number for an address: 127.1, 0x7f000001, 0177.0.0.1.
     last = host.rpartition(".")[2]
     is_name = _HOST_NAME.fullmatch(host) is not None and not last.isdigit() and not last.startswith("0x")
     if url.port == 0 or not (is_name or _literal(host) is not None):
-        raise Refused("This is not a URL that can be visited.")
+        raise ForbiddenUrl("This is not a valid URL.")
 
 
 def _literal(host: str) -> Address | None:

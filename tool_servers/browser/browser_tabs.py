@@ -6,11 +6,11 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from tool_servers.browser.allowed_web import AllowedWeb, Refused, allow_host_of, read_url
-from tool_servers.browser.fetch import FetchedPage, Unreachable, fetch
+from tool_servers.browser.allowed_web import AllowedWeb, ForbiddenUrl, allow_host_of, read_url
+from tool_servers.browser.fetch import FetchedPage, PageUnreachable, fetch
 from tool_servers.browser.page import (
-    Page,
     PageUnreadable,
+    WebPage,
     decode_body,
     find_lines,
     from_results,
@@ -21,7 +21,7 @@ from tool_servers.browser.page import (
 
 MAX_PAGES = 100
 MAX_BYTES = 16 * 1024 * 1024
-"""Of a session's open pages; beyond it the oldest are closed, but not the newest."""
+"""Bytes of a session's open pages; beyond it the oldest are closed, but not the newest."""
 _MAX_RESULTS = 20
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "")
@@ -57,16 +57,16 @@ class Web:
     """The search engine, what may be visited, and functions that fetch and parse pages."""
 
     search_url: str | None
-    """Of a SearXNG instance, or of a server with the same JSON; None without search."""
+    """Address of a SearXNG instance, or of a server with the same JSON; None without search."""
     allowed: AllowedWeb
     fetch: Fetch = fetch
-    parse_page: Callable[[str, str], Page] = parse_page
+    parse_page: Callable[[str, str], WebPage] = parse_page
 
 
 class BrowserTabs:
     def __init__(self, web: Web) -> None:
         self._web = web
-        self._pages: list[Page | None] = []
+        self._pages: list[WebPage | None] = []
         self._first = 0
         """The cursor of the oldest open page."""
         self.size = 0
@@ -112,14 +112,14 @@ class BrowserTabs:
         at, page = self._page(cursor)
         return _output(page, find_lines(page, at, pattern))
 
-    def _page(self, cursor: int) -> tuple[int, Page]:
+    def _page(self, cursor: int) -> tuple[int, WebPage]:
         at = len(self._pages) - 1 if cursor < 0 else cursor
         page = self._pages[at] if 0 <= at < len(self._pages) else None
         if page is None:
             raise BrowserError("There is no such page; search, or open a URL, first.")
         return at, page
 
-    def _open_tab(self, page: Page, first: int = -1, lines: int = -1) -> BrowserOutput:
+    def _open_tab(self, page: WebPage, first: int = -1, lines: int = -1) -> BrowserOutput:
         self._pages.append(page)
         self.size += page.size
         while len(self._pages) - self._first > MAX_PAGES or (
@@ -131,7 +131,7 @@ class BrowserTabs:
             self.size -= closed.size if closed is not None else 0
         return _output_of_lines(page, len(self._pages) - 1, first, lines)
 
-    def _load_page(self, url: str) -> Page:
+    def _load_page(self, url: str) -> WebPage:
         fetched = self._fetch(url, self._web.allowed)
         if fetched.status >= 400:
             raise BrowserError(f"The page answers with status {fetched.status}.")
@@ -148,18 +148,18 @@ class BrowserTabs:
     def _fetch(self, url: str, allowed: AllowedWeb) -> FetchedPage:
         try:
             return self._web.fetch(url, allowed)
-        except (Refused, Unreachable) as error:
+        except (ForbiddenUrl, PageUnreachable) as error:
             raise BrowserError(str(error)) from None
 
 
-def _output_of_lines(page: Page, cursor: int, first: int, lines: int) -> BrowserOutput:
+def _output_of_lines(page: WebPage, cursor: int, first: int, lines: int) -> BrowserOutput:
     try:
         return _output(page, number_lines(page, cursor, max(first, 0), lines if lines > 0 else None))
     except ValueError as error:
         raise BrowserError(str(error)) from None
 
 
-def _output(page: Page, text: str) -> BrowserOutput:
+def _output(page: WebPage, text: str) -> BrowserOutput:
     shown = BrowserOutput(text)
     shown.urls = (page.url,) if page.url else page.links
     return shown
@@ -168,5 +168,5 @@ def _output(page: Page, text: str) -> BrowserOutput:
 def _is_url(text: str) -> bool:
     try:
         return bool(read_url(text).host) and urlsplit(text).scheme in ("http", "https")
-    except (Refused, ValueError):
+    except (ForbiddenUrl, ValueError):
         return False

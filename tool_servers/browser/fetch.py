@@ -16,22 +16,22 @@ from functools import cache
 import certifi
 import httpx
 
-from tool_servers.browser.allowed_web import AllowedWeb, Refused, host_and_port, read_url
+from tool_servers.browser.allowed_web import AllowedWeb, ForbiddenUrl, host_and_port, read_url
 
 Lookup = Callable[[str, int], Sequence[str]]
 """(host, port) → addresses; empty if the host has none."""
 
 SECONDS = 10.0
-"""Of a page, redirects included."""
+"""Time of the fetch of a page, redirects included."""
 MAX_BYTES = 5 * 1024 * 1024
-"""Of a page's body, both compressed and decompressed."""
+"""Bytes of a page's body, both compressed and decompressed."""
 MAX_REDIRECTS = 3
 _HEADERS = {"accept": "*/*", "accept-encoding": "gzip", "user-agent": "Holdfast-Browser"}
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="lookup")
 """A lookup that is not answered blocks its thread after its page is given up."""
 
 
-class Unreachable(Exception):
+class PageUnreachable(Exception):
     """A URL could not be fetched. The message is for the model."""
 
 
@@ -65,17 +65,17 @@ def fetch(
     max_bytes: int = MAX_BYTES,
     lookup: Lookup = look_up,
 ) -> FetchedPage:
-    """GET a URL; blocks. Raises Refused if it is not allowed, and Unreachable."""
+    """GET a URL; blocks. Raises ForbiddenUrl if it is not allowed, and PageUnreachable."""
     try:
         return asyncio.run(_fetch(read_url(url), CheckedTransport(allowed, lookup), seconds, max_bytes))
     except (httpx.TimeoutException, TimeoutError):
-        raise Unreachable(f"The page did not arrive within {seconds:g} seconds.") from None
+        raise PageUnreachable(f"The page did not arrive within {seconds:g} seconds.") from None
     except (httpx.TransportError, OSError):
-        raise Unreachable("The page could not be fetched.") from None
+        raise PageUnreachable("The page could not be fetched.") from None
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
-    """A transport that sends requests to checked addresses only. Raises Refused."""
+    """A transport that sends requests to checked addresses only. Raises ForbiddenUrl."""
 
     def __init__(self, allowed: AllowedWeb, lookup: Lookup) -> None:
         self._allowed = allowed
@@ -129,21 +129,21 @@ async def _fetch(url: httpx.URL, transport: CheckedTransport, seconds: float, ma
                 await response.aclose()
             media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             return FetchedPage(str(url), response.status_code, media_type, response.charset_encoding, body)
-    raise Unreachable("The page redirects too often.")
+    raise PageUnreachable("The page redirects too often.")
 
 
 def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     try:
         return read_url(str(url.join(location)))
     except (httpx.InvalidURL, ValueError):
-        raise Refused("The page redirects to what is no URL.") from None
+        raise ForbiddenUrl("The page redirects to an invalid URL.") from None
 
 
 async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """The decompressed body. Raises Unreachable if it is too large or badly compressed."""
+    """The decompressed body. Raises PageUnreachable if it is too large or badly compressed."""
     encoding = response.headers.get("content-encoding", "").lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise Unreachable("The page is compressed in a way that was not asked for.")
+        raise PageUnreachable("The page has a compression that was not requested.")
     inflator = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     body = bytearray()
     received = 0
@@ -152,9 +152,9 @@ async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
         try:
             body += piece if inflator is None else inflator.decompress(piece, max_bytes + 1 - len(body))
         except zlib.error:
-            raise Unreachable("The page is not compressed as it says.") from None
+            raise PageUnreachable("The page is not compressed as it says.") from None
         if max(received, len(body)) > max_bytes:
-            raise Unreachable(f"The page is larger than {max_bytes} bytes.")
+            raise PageUnreachable(f"The page is larger than {max_bytes} bytes.")
         if inflator is not None and inflator.eof:
             break
     return bytes(body)

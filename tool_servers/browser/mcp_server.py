@@ -23,7 +23,7 @@ MAX_URLS = 50
 MAX_SESSIONS = 256
 MAX_SESSIONS_PER_TENANT = 64
 MAX_BYTES = 512 * 1024 * 1024
-"""Of the open pages of all sessions."""
+"""Bytes of the open pages of all sessions."""
 MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
 MAX_ACTIONS = 64
 """Actions that run at a time."""
@@ -40,7 +40,7 @@ class _Session:
         self.used_at = time.monotonic()
 
 
-class Sessions:
+class BrowserSessions:
     """Open pages by session id, `<tenant>.<session>`. Thread-safe.
 
     At a tenant's limit of sessions or bytes its least recently used session ends.
@@ -97,29 +97,29 @@ class Sessions:
     def _evict(self, tenant: str) -> None:
         """End idle sessions, the tenant's beyond its limits, then the largest tenant's beyond the total."""
         old = time.monotonic() - IDLE_SECONDS
-        for name in [name for name, one in self._sessions.items() if one.used_at <= old]:
+        for name in [name for name, session in self._sessions.items() if session.used_at <= old]:
             del self._sessions[name]
         self._shrink(tenant, MAX_SESSIONS_PER_TENANT, MAX_BYTES_PER_TENANT)
         while len(self._sessions) > MAX_SESSIONS or self._size(None) > MAX_BYTES:
-            counts = Counter(one.tenant for one in self._sessions.values())
+            counts = Counter(session.tenant for session in self._sessions.values())
             sizes = {owner: self._size(owner) for owner in counts}
             largest = max(counts, key=lambda owner: (sizes[owner] / MAX_BYTES) + counts[owner] / MAX_SESSIONS)
             self._shrink(largest, counts[largest] - 1, MAX_BYTES)
 
     def _shrink(self, tenant: str, most: int, most_bytes: int) -> None:
         """End the tenant's least recently used sessions until it is within these limits."""
-        own = [name for name, one in self._sessions.items() if one.tenant == tenant]
+        own = [name for name, session in self._sessions.items() if session.tenant == tenant]
         size = self._size(tenant)
         while own and (len(own) > most or size > most_bytes):
             size -= self._sessions.pop(own.pop(0)).size
 
     def _size(self, tenant: str | None) -> int:
-        return sum(one.size for one in self._sessions.values() if tenant in (None, one.tenant))
+        return sum(session.size for session in self._sessions.values() if tenant in (None, session.tenant))
 
 
 def build_server(web: Web, host: str) -> FastMCP:
     """An MCP server that listens on this host."""
-    sessions = Sessions(web)
+    sessions = BrowserSessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
     server = new_server("holdfast-browser", host)
 
@@ -150,7 +150,7 @@ def build_server(web: Web, host: str) -> FastMCP:
 
 
 async def _act(
-    sessions: Sessions,
+    sessions: BrowserSessions,
     threads: CapacityLimiter,
     context: Context,  # type: ignore[type-arg]
     act: Callable[[BrowserTabs], BrowserOutput],

@@ -24,14 +24,14 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from tool_servers import seccomp
-from tool_servers.browser.allowed_web import Refused, read_url
+from tool_servers.browser.allowed_web import ForbiddenUrl, read_url
 
 WIDTH = 80
 MAX_CHARACTERS = 500_000
-"""Of a page's text; the rest is replaced by a note of its length."""
+"""Characters of a page's text; the rest is replaced by a note of its length."""
 MAX_LINKS = 2000
 MAX_OUTPUT_CHARACTERS = 8000
-"""Of one output, unless the model asks for a number of lines."""
+"""Characters of one output, unless the model asks for a number of lines."""
 MAX_LINES = 1000
 _CONTEXT_LINES = 4
 _MAX_MATCHES = 50
@@ -50,7 +50,7 @@ _MARKS = str.maketrans("【】†", "〖〗‡")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     url: str
     title: str
     lines: tuple[str, ...]
@@ -63,7 +63,7 @@ class Page:
         return sum(map(sys.getsizeof, (self.url, self.title, *self.lines, *self.links))) + 8 * len(self.lines)
 
 
-_page_decoder = msgspec.json.Decoder(Page)
+_page_decoder = msgspec.json.Decoder(WebPage)
 _request_decoder = msgspec.json.Decoder(tuple[str, str, float])
 """(URL, HTML, seconds of CPU time)"""
 
@@ -79,12 +79,12 @@ def decode_body(body: bytes, charset: str | None) -> str:
         return body.decode("utf-8", "replace")
 
 
-def from_text(url: str, text: str) -> Page:
+def from_text(url: str, text: str) -> WebPage:
     """A page of plain text."""
-    return Page(url, url, _lines(text.translate(_MARKS)))
+    return WebPage(url, url, _lines(text.translate(_MARKS)))
 
 
-def from_html(url: str, html: str) -> Page:
+def from_html(url: str, html: str) -> WebPage:
     """The visible text of an HTML page, in document order."""
     tree = LexborHTMLParser(html)
     title_node = tree.css_first("title")
@@ -104,23 +104,23 @@ def from_html(url: str, html: str) -> Page:
             links.append(str(there))
     text = _text(tree).translate(_MARKS)
     text = re.sub(rf"{placeholder}(\d+);", lambda match: written[int(match[1])], text)
-    return Page(url, title or url, _lines(text), tuple(links))
+    return WebPage(url, title or url, _lines(text), tuple(links))
 
 
-def from_results(query: str, results: list[tuple[str, str, str]]) -> Page:
+def from_results(query: str, results: list[tuple[str, str, str]]) -> WebPage:
     """A page of search results, given as (URL, title, extract)."""
     lines: list[str] = []
     for number, (url, title, extract) in enumerate(results):
         lines.append(f"【{number}†{_clean(title) or url}†{httpx.URL(url).host}】")
         lines += [*textwrap.wrap(_clean(extract), WIDTH), ""]
-    return Page("", f"Search: {_clean(query)}", tuple(lines), tuple(url for url, _, _ in results))
+    return WebPage("", f"Search: {_clean(query)}", tuple(lines), tuple(url for url, _, _ in results))
 
 
 def _target(anchor: LexborNode, here: httpx.URL) -> httpx.URL | None:
     """The URL of a link; None for an invalid one and for one within the same page."""
     try:
         there = read_url(str(here.join((anchor.attributes.get("href") or "").strip())))
-    except (Refused, httpx.InvalidURL, ValueError):
+    except (ForbiddenUrl, httpx.InvalidURL, ValueError):
         return None
     return None if there.copy_with(fragment=None) == here else there
 
@@ -159,7 +159,7 @@ class PageUnreadable(Exception):
     """Parsing takes too much time or memory."""
 
 
-def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
+def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> WebPage:
     """`from_html` in a new process. Raises PageUnreadable."""
     message = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
     try:
@@ -189,7 +189,7 @@ def main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
 
 
-def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = None) -> str:
+def number_lines(page: WebPage, cursor: int, first: int = 0, lines: int | None = None) -> str:
     """The page from line `first` on. Raises ValueError for a line that does not exist."""
     total = len(page.lines)
     if not 0 <= first < max(total, 1):
@@ -205,7 +205,7 @@ def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = No
     return "\n".join([_head(page, cursor), where, "", *numbered])
 
 
-def find_lines(page: Page, cursor: int, pattern: str) -> str:
+def find_lines(page: WebPage, cursor: int, pattern: str) -> str:
     """The lines that contain a text, ignoring case, each with the lines around it."""
     lowered = pattern.lower()
     matches = [number for number, line in enumerate(page.lines) if lowered in line.lower()]
@@ -220,7 +220,7 @@ def find_lines(page: Page, cursor: int, pattern: str) -> str:
     return "\n".join(parts)
 
 
-def _head(page: Page, cursor: int) -> str:
+def _head(page: WebPage, cursor: int) -> str:
     return f"[{cursor}] {page.title}" + (f" ({page.url})" if page.url and page.url != page.title else "")
 
 

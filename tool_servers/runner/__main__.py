@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tool_servers.mcp_host import Program
-from tool_servers.runner.find_python import check_sandbox, find_python
-from tool_servers.runner.limits import MB, Limits
+from tool_servers.runner.bubblewrap import MB, SandboxLimits
 from tool_servers.runner.mcp_server import build_server
-from tool_servers.runner.sandbox import CannotRun, Sandbox
-from tool_servers.runner.sessions import Sessions
+from tool_servers.runner.sandbox import CannotRun, Sandbox, check_sandbox, find_python
+from tool_servers.runner.sessions import SandboxSessions
 
 PROGRAM = Program(
     "holdfast-runner", "Runs a model's Python code in sandboxes, as an MCP server.", 8100, "run code"
@@ -22,7 +21,7 @@ _SWEEP_SECONDS = 30.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    limits = Limits(
+    limits = SandboxLimits(
         seconds=options.seconds,
         memory=options.memory_mb * MB,
         disk=options.disk_mb * MB,
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotRun as error:
         PROGRAM.say(str(error))
         return 1
-    sessions = Sessions(
+    sessions = SandboxSessions(
         lambda: Sandbox(limits, python), options.sessions, options.idle_seconds, options.share
     )
     stopped = threading.Event()
@@ -49,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _sweep(sessions: Sessions, stopped: threading.Event) -> None:
+def _sweep(sessions: SandboxSessions, stopped: threading.Event) -> None:
     while not stopped.wait(_SWEEP_SECONDS):
         sessions.sweep()
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = Limits()
+    known = SandboxLimits()
     parser = PROGRAM.parser()
     add = parser.add_argument
     add("--python", help="the interpreter that runs the code; default: the system's")
@@ -76,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output-kb",
         type=_positive(int),
         default=known.output // 1024,
-        help="what is kept of what it prints",
+        help="kilobytes of its output that are returned",
     )
     return parser
 

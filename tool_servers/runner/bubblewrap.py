@@ -1,12 +1,30 @@
-"""bubblewrap's command line for a sandbox. Pure.
+"""A sandbox's resource limits, and bubblewrap's command line for it. Pure.
 
 Code in the sandbox sees a read-only system and one writable folder in memory. It has no network, no
 environment variables of the host, no processes but its own, and no user of the host.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from tool_servers.runner.limits import Limits
+MB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits for all processes of a sandbox together, except as noted."""
+
+    seconds: float = 30.0
+    """Wall-clock time of one cell or command."""
+    memory: int = 512 * MB
+    disk: int = 64 * MB
+    """Bytes of files, which are in memory."""
+    files: int = 10_000
+    processes: int = 64
+    """And threads."""
+    output: int = 64 * 1024
+    """Bytes of one cell's output that are returned: half from the beginning, half from the end."""
+
 
 HOME = "/mnt/data"
 """The folder for files that gpt-oss's system prompt names."""
@@ -26,7 +44,12 @@ _ENVIRONMENT = {
 
 
 def command(
-    limits: Limits, *, folders: Iterable[str], links: Sequence[str], seccomp: int, program: Sequence[str]
+    limits: SandboxLimits,
+    *,
+    folders: Iterable[str],
+    links: Sequence[str],
+    seccomp: int,
+    program: Sequence[str],
 ) -> list[str]:
     """The command. `folders` are mounted read-only beside /usr, `links` are symbolic links at the root into
     /usr, `seccomp` is the descriptor of the filter.
@@ -58,6 +81,6 @@ def command(
 
 
 def root_links(present: Iterable[str]) -> list[str]:
-    """Those of the root's entries that are links into /usr."""
+    """Return the entries of the root that are links into /usr."""
     there = set(present)
     return [name for name in _LINKS if name in there]

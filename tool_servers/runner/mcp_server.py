@@ -10,20 +10,19 @@ from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
 
 from tool_servers.mcp_host import new_server, session_name
-from tool_servers.runner.bubblewrap import HOME
-from tool_servers.runner.limits import Limits
-from tool_servers.runner.sandbox import CannotRun, Command
-from tool_servers.runner.sessions import Busy, Sessions
+from tool_servers.runner.bubblewrap import HOME, SandboxLimits
+from tool_servers.runner.sandbox import CannotRun, ShellCommand
+from tool_servers.runner.sessions import Busy, SandboxSessions
 
 
-def build_server(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
+def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) -> FastMCP:
     """An MCP server that listens on this host."""
     server = new_server("holdfast-code-runner", host)
     threads = CapacityLimiter(sessions.most_pieces)
     ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."
     about = "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
 
-    async def run_piece(context: Context, piece: str | Command) -> str:  # type: ignore[type-arg]
+    async def run_piece(context: Context, piece: str | ShellCommand) -> str:  # type: ignore[type-arg]
         run = partial(run_in_session, sessions, session_name(context), piece)
         return await anyio.to_thread.run_sync(run, limiter=threads)
 
@@ -42,7 +41,7 @@ def build_server(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
             float | None, Field(description="Seconds after which it is killed", gt=0)
         ] = None,
     ) -> str:
-        return await run_piece(context, Command(cmd, workdir or HOME, env or {}, timeout))
+        return await run_piece(context, ShellCommand(cmd, workdir or HOME, env or {}, timeout))
 
     server.add_tool(python, name="python", description=about + ends, structured_output=False)
     server.add_tool(
@@ -54,7 +53,7 @@ def build_server(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
     return server
 
 
-def run_in_session(sessions: Sessions, name: str | None, piece: str | Command) -> str:
+def run_in_session(sessions: SandboxSessions, name: str | None, piece: str | ShellCommand) -> str:
     """The text that the model is told. Raises ToolError when nothing was run."""
     try:
         ran = sessions.run(name, piece)

@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from tool_servers import seccomp
 from tool_servers.runner import bubblewrap, processes
-from tool_servers.runner.limits import Limits
+from tool_servers.runner.bubblewrap import SandboxLimits
+from tool_servers.seccomp import ARCHITECTURES
 
 _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
@@ -34,13 +36,13 @@ _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """A program to run, in place of a piece of Python."""
 
     words: Sequence[str]
     folder: str = bubblewrap.HOME
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, beside those that are there."""
+    """Environment variables, beside the sandbox's own."""
     seconds: float | None = None
     """Its own time, within that of a piece of code."""
 
@@ -70,7 +72,7 @@ class CannotRun(Exception):
 class Sandbox:
     """Not thread-safe, except for `close`."""
 
-    def __init__(self, limits: Limits, python: Python) -> None:
+    def __init__(self, limits: SandboxLimits, python: Python) -> None:
         self._limits = limits
         self._process, self._control = _starter.submit(_start, limits, python).result()
         assert self._process.stdin is not None
@@ -79,7 +81,7 @@ class Sandbox:
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
-    def run(self, piece: str | Command) -> RunResult:
+    def run(self, piece: str | ShellCommand) -> RunResult:
         """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
@@ -141,8 +143,8 @@ class Sandbox:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):
             for folder in (bubblewrap.HOME, "/dev/shm"):  # noqa: S108
-                found = os.statvfs(f"/proc/{members[1]}/root{folder}")
-                if found.f_files - found.f_ffree > self._limits.files:
+                usage = os.statvfs(f"/proc/{members[1]}/root{folder}")
+                if usage.f_files - usage.f_ffree > self._limits.files:
                     return f"The code made more than {self._limits.files} files."
         return None
 
@@ -183,13 +185,13 @@ def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 
     return True
 
 
-def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
-    control, told = os.pipe()
+def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
+    control, child_end = os.pipe()
     filtered, written = os.pipe()
     os.write(written, seccomp.sandbox_filter(os.uname().machine))
     os.close(written)
     inside = {
-        "control": told,
+        "control": child_end,
         "seconds": limits.seconds,
         "memory": limits.memory,
         "disk": limits.disk,
@@ -205,12 +207,12 @@ def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int
         program=[python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)],
     )
     try:
-        process = _popen(words, (told, filtered))
+        process = _popen(words, (child_end, filtered))
     except OSError as error:
         os.close(control)
         raise CannotRun(f"bubblewrap cannot be started: {error.strerror}.") from None
     finally:
-        os.close(told)
+        os.close(child_end)
         os.close(filtered)
     return process, control
 
@@ -231,3 +233,33 @@ def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Pop
         group=who,
         extra_groups=[] if who is not None else None,
     )
+
+
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+
+
+def find_python(path: str | None) -> Python:
+    """The interpreter and the folders that it needs. Raises CannotRun."""
+    path = path or next((known for known in _PYTHONS if Path(known).exists()), None)
+    if path is None:
+        raise CannotRun("there is no Python in /usr; name one with --python.")
+    ask = [path, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
+    try:
+        printed = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise CannotRun(f"{path} is no Python that runs.") from None
+    folders = {folder for folder in printed.split("\n") if folder and not Path(folder).is_relative_to("/usr")}
+    return Python(path, tuple(sorted(folders)))
+
+
+def check_sandbox(limits: SandboxLimits, python: Python) -> None:
+    """Creates a sandbox and closes it. Raises CannotRun with bubblewrap's message."""
+    if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
+        raise CannotRun(f"code runs on Linux only, on {' and '.join(ARCHITECTURES)}.")
+    sandbox = Sandbox(limits, python)
+    try:
+        ran = sandbox.run("print(6 * 7)")
+    finally:
+        sandbox.close()
+    if ran.output != "42\n":
+        raise CannotRun(f"no sandbox can be made here: {' '.join(ran.output.split())[:500]}")

@@ -61,10 +61,10 @@ def run(code: str, name: str, namespace: dict[str, object]) -> None:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != name:
             frames = frames.tb_next
-        told = traceback.TracebackException(type(error), error, frames)
+        trace = traceback.TracebackException(type(error), error, frames)
         if isinstance(error, OutOfTime):
-            told.stack.pop()  # where the signal is handled
-        print("".join(told.format()), end="", file=sys.stderr)  # noqa: T201
+            trace.stack.pop()  # where the signal is handled
+        print("".join(trace.format()), end="", file=sys.stderr)  # noqa: T201
 
 
 def execute(words: list[str], folder: str, variables: dict[str, str], seconds: float | None) -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     sys.argv = [""]
     confine(limits)
     requests = os.fdopen(os.dup(0), "rb")
-    told = os.dup(limits["control"])
+    control = os.dup(limits["control"])
     os.close(limits["control"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     module = types.ModuleType("__main__")
@@ -122,7 +122,7 @@ def main() -> None:
             os._exit(0)  # the code has forked, and this is the child
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        os.write(told, b".")
+        os.write(control, b".")
 
 
 if __name__ == "__main__":

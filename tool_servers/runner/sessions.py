@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tool_servers.mcp_host import tenant_of
-from tool_servers.runner.sandbox import Command, RunResult
+from tool_servers.runner.sandbox import RunResult, ShellCommand
 
 PIECES_PER_SANDBOX = 4
 """Cells in progress or queued for each sandbox; more would only occupy threads."""
@@ -20,7 +20,7 @@ PIECES_PER_SANDBOX = 4
 class CodeSandbox(Protocol):
     """The part of Sandbox that sessions use."""
 
-    def run(self, piece: str | Command) -> RunResult: ...
+    def run(self, piece: str | ShellCommand) -> RunResult: ...
 
     def close(self) -> None: ...
 
@@ -38,7 +38,7 @@ class _Session:
         self.used_at = 0.0
 
 
-class Sessions:
+class SandboxSessions:
     """The sandboxes by session name. Thread-safe."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Sessions:
         self._pieces: Counter[str] = Counter()
         """Under way or waiting for another of their session, by tenant."""
 
-    def run(self, name: str | None, piece: str | Command) -> RunResult:
+    def run(self, name: str | None, piece: str | ShellCommand) -> RunResult:
         """Runs it in the sandbox of that name, or in one of its own. Raises Busy, and as the start does."""
         key = object() if name is None else name
         session = self._enter(key, tenant_of(name))
@@ -72,7 +72,7 @@ class Sessions:
                 self._leave(key, session, keep=name is not None)
 
     def pieces(self, tenant: str) -> int:
-        """Of that tenant's, at work or waiting."""
+        """Return the number of the tenant's pieces of code at work or waiting."""
         with self._lock:
             return self._pieces[tenant]
 
@@ -125,7 +125,7 @@ class Sessions:
         _close([session])
 
     def _at_work(self, tenant: str) -> int:
-        return sum(one.tenant == tenant and one.waiting > 0 for one in self._sessions.values())
+        return sum(session.tenant == tenant and session.waiting > 0 for session in self._sessions.values())
 
     def _victim(self, tenant: str) -> str | object:
         """The session that makes room for a new one of the tenant's: longest unused. Raises Busy.

@@ -42,7 +42,7 @@ def add_commands(commands: Subcommands) -> None:
     dump.add_argument(
         "--without-secrets",
         action="store_true",
-        help="without API keys, seal keys and what else no reader may see",
+        help="without API keys, seal keys and other data that no reader may see",
     )
     restore = add_command(commands, "restore", "make the database from a backup", _restore)
     restore.add_argument("file", type=Path)
@@ -53,8 +53,8 @@ def add_commands(commands: Subcommands) -> None:
 
 def add_to_db(group: Subcommands) -> None:
     """Adds to `holdfast db`."""
-    add_command(group, "hold", "treat the database as a restored copy: hold what is unfinished", _hold)
-    adopt = add_command(group, "adopt", "go on with what is held in a restored copy", _adopt)
+    add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
+    adopt = add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
     adopt.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
@@ -94,7 +94,7 @@ def _restore(config: Config, options: argparse.Namespace) -> int:
 
 
 def advice_for_copy(held: int) -> str:
-    """What happens to the unfinished background responses of a restored copy."""
+    """Return advice on the unfinished background responses of a restored copy."""
     return (
         f"{held} unfinished background responses are held, because their tools' calls may have been made by "
         "the original: `holdfast db adopt` goes on with them, `holdfast db adopt --cancel` ends them."

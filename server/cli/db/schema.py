@@ -1,4 +1,4 @@
-"""`holdfast db status`, `db upgrade` and `db downgrade`: the schema's revision."""
+"""`holdfast db status`, `db upgrade`, `db downgrade`, `db text-search`: the schema's revision and indexes."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from server.cli.command import (
     print_result,
     print_status,
 )
-from server.cli.db import backup, database_roles, text_search
+from server.cli.db import backup, database_roles
 from server.cli.option_types import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
-from server.store.schema import upgrade
+from server.store.schema import text_search, upgrade
 from server.store.schema.compatibility import SchemaState
 from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.schema_session import connect
@@ -26,14 +26,14 @@ from server.store.schema.upgrade import Migration
 from server.version import VERSION
 
 START_SECONDS = 30.0
-"""For a database that does not accept connections yet, as one that starts beside this command."""
+"""Time for a database to accept connections, such as one that starts beside this command."""
 MAX_WAIT_SECONDS = 86400
 
 
 def add_commands(commands: Subcommands) -> None:
     """Adds the group `holdfast db`."""
     group = add_group(commands, "db", "the database")
-    add_command(group, "status", "show the schema's revision and what an upgrade would meet", _status)
+    add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
     command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
     _add_wait(command)
     command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")
@@ -51,7 +51,10 @@ def add_commands(commands: Subcommands) -> None:
     )
     database_roles.add_commands(group)
     backup.add_to_db(group)
-    text_search.add_commands(group)
+    command = add_command(
+        group, "text-search", "make or drop an index for words in the history", _text_search
+    )
+    command.add_argument("state", choices=("on", "off"))
 
 
 def _add_wait(command: argparse.ArgumentParser) -> None:
@@ -220,3 +223,20 @@ def _answers() -> Iterator[None]:
         yield
     except DatabaseError as error:
         raise ConfigError(f"The database refused: {in_one_line(error)}.") from error
+
+
+def _text_search(config: Config, options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened:
+        opened.make_current()
+        try:
+            if options.state == "on":
+                text_search.turn_on(opened.session_url)
+            else:
+                text_search.turn_off(opened.session_url)
+        except DatabaseError as error:
+            raise ConfigError(
+                f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"
+                " transactions beside it."
+            ) from error
+    print_status(f"Text search is {options.state}.")
+    return 0

@@ -1,4 +1,4 @@
-"""How a setting is declared: `setting`, a dataclass field with a help text and a range."""
+"""`setting`: declares a setting as a dataclass field with a help text and a range."""
 
 from dataclasses import field
 from typing import Any

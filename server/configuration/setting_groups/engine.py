@@ -87,8 +87,8 @@ class EngineSettings:
 
     engine: EngineName = setting(
         "model",
-        "what runs the model: this process (`model`), or servers at engine-url; `scripted` generates random "
-        "words without a model, for tests and drills",
+        "the engine that runs the model: this process (`model`), or servers at engine-url; `scripted` "
+        "generates random words without a model, for tests and drills",
     )
     engine_url: str | None = setting(
         None,

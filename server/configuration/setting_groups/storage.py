@@ -67,7 +67,7 @@ class StorageSettings:
     )
     ledger_days: int = setting(
         0,
-        "days that the usage ledger keeps what is not stored any more; 0: for ever; sums by day stay",
+        "days that the usage ledger keeps entries of deleted responses; 0: for ever; sums by day stay",
         low=0,
         high=36500,
     )

@@ -68,16 +68,16 @@ def _is_loopback(host: str) -> bool:
 
 def read_scope_values(text: str) -> Mapping[str, Scope]:
     """The scope by the value of a claim that gives it. Raises ConfigError."""
-    found: dict[str, Scope] = {}
+    scopes: dict[str, Scope] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = entry.partition("=")
-        scope = next((one for one in SCOPES if one == name), None)
-        if scope is None or not value or value in found:
+        scope = next((known for known in SCOPES if known == name), None)
+        if scope is None or not value or value in scopes:
             raise ConfigError(
                 f"oidc-scopes must be scope=value with a scope of {', '.join(SCOPES)} and each value once, "
                 f"not {entry!r}."
             )
-        found[value] = scope
-    if not found:
+        scopes[value] = scope
+    if not scopes:
         raise ConfigError("oidc-scopes must name the value of at least one scope.")
-    return found
+    return scopes

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import ItemView, item_view
+from server.console.item_view import ItemView, item_view
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.protocol import ids
@@ -20,16 +20,16 @@ from server.store.database import Connection
 
 MAX_CHARS_BY_WORD: Final = 20_000
 MAX_WORDS: Final = 3000
-"""Of each text; more are compared by line."""
+"""Words of a text; longer texts are compared by line."""
 MAX_LINES: Final = 1000
-"""Of each text; the lines behind them are not compared."""
+"""Lines of a text; the lines behind them are not compared."""
 MAX_SHOWN_CHARS: Final = 1000
-"""Of an equal piece, half at each end; and of a parameter."""
+"""Characters shown of an equal piece, half at each end, and of a parameter."""
 MAX_PIECE_CHARS: Final = 20_000
-"""Of a piece that differs."""
+"""Characters shown of a piece that differs."""
 
 
-class Parameter(NamedTuple):
+class ComparedParameter(NamedTuple):
     """A parameter of both requests as JSON; empty where one does not have it."""
 
     name: str
@@ -59,10 +59,13 @@ class TextDiff:
         return not self.is_cut and all(piece.kind == "equal" for piece in self.pieces)
 
 
-def compare_parameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Parameter]:
+def compare_parameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ComparedParameter]:
     """All parameters by name, those that differ first."""
     names = sorted(a.keys() | b.keys(), key=lambda name: (a.get(name) == b.get(name), name))
-    return [Parameter(name, _shown(a, name), _shown(b, name), a.get(name) != b.get(name)) for name in names]
+    return [
+        ComparedParameter(name, _shown(a, name), _shown(b, name), a.get(name) != b.get(name))
+        for name in names
+    ]
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
@@ -122,10 +125,10 @@ def _pieces(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many pieces both begin with."""
+    """Return the length of the common prefix."""
     count = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
+    for piece, other in zip(a, b, strict=False):
+        if piece != other:
             break
         count += 1
     return count
@@ -174,9 +177,9 @@ def _diff(a: list[response_detail.StoredItem], b: list[response_detail.StoredIte
 
 
 def _parameters(detail: ResponseDetail) -> dict[str, Any]:
-    """What the response repeats of its request; nothing without contents."""
-    found: dict[str, Any] = msgspec.json.decode(detail.request) if detail.request else {}
-    return found
+    """Return the request's parameters as the response repeats them; empty without contents."""
+    parameters: dict[str, Any] = msgspec.json.decode(detail.request) if detail.request else {}
+    return parameters
 
 
 def _read(connection: Connection, console: ConsoleRequest) -> _Pair:
@@ -192,10 +195,10 @@ def _find(connection: Connection, console: ConsoleRequest, name: str) -> Respons
     response = ids.parse_response_id(value)
     if response is None:
         raise InvalidRequest(f"{name} must be the id of a response, not '{value[:100]}'.", param=name)
-    found = response_detail.read_detail(connection, response, contents=console.is_admin)
-    if found is None:
+    detail = response_detail.read_detail(connection, response, contents=console.is_admin)
+    if detail is None:
         raise NotFound(f"There is no response {value[:100]}.", param=name)
-    return found
+    return detail
 
 
 def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
@@ -203,5 +206,5 @@ def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
     siblings: list[Relative] = []
     if len(a.chain) > 1:
         siblings = response_detail.read_branches(connection, a.facts["tenant"], a.chain[-2].id)
-    found = {one.id: one for one in [*siblings, *reversed(a.chain), *a.branches, *a.conversation]}
-    return [one for one in found.values() if one.id != a.facts["id"] and not one.deleted][:_MAX_OFFERED]
+    relatives = {row.id: row for row in [*siblings, *reversed(a.chain), *a.branches, *a.conversation]}
+    return [row for row in relatives.values() if row.id != a.facts["id"] and not row.deleted][:_MAX_OFFERED]

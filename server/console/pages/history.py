@@ -50,9 +50,9 @@ _METADATA = re.compile(r"([^=\s:]{1,64})=(.{0,512})", re.DOTALL)
 def find_response(query: str) -> UUID | None:
     """The response that a query names by its id, by that of a chat or an item, or by its UUID; else None."""
     text = query.strip()
-    found = ids.parse_response_id(text) or ids.parse_completion_id(text) or ids.response_of_item(text)
-    if found is not None:
-        return found
+    response = ids.parse_response_id(text) or ids.parse_completion_id(text) or ids.response_of_item(text)
+    if response is not None:
+        return response
     try:
         return UUID(text) if len(text) == 36 else None
     except ValueError:
@@ -68,32 +68,32 @@ def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:
     if period not in PERIODS:
         raise InvalidRequest(f"period is one of {', '.join(PERIODS)}.", param="period")
     length = PERIODS[period]
-    wanted = HistoryFilter(since=None if length is None else now - length)
+    search = HistoryFilter(since=None if length is None else now - length)
     for name in _NAMES:
         if arguments.get(name):
-            wanted = _with_field(wanted, name, arguments[name])
+            search = _with_field(search, name, arguments[name])
     if arguments.get("deaths"):
-        wanted = replace(wanted, died=True)
-    return _with_query(wanted, arguments.get("q", ""))
+        search = replace(search, died=True)
+    return _with_query(search, arguments.get("q", ""))
 
 
-def _with_query(wanted: HistoryFilter, query: str) -> HistoryFilter:
+def _with_query(search: HistoryFilter, query: str) -> HistoryFilter:
     if len(query) > MAX_CHARS:
         raise InvalidRequest(f"A search has at most {MAX_CHARS} characters.", param="q")
     words = []
     for part in _parts(query):
         name, colon, value = part.partition(":")
         if colon and value and name in _NAMES:
-            wanted = _with_field(wanted, name, value)
+            search = _with_field(search, name, value)
         elif part.startswith("conv_"):
-            wanted = _with_field(wanted, "conversation", part)
+            search = _with_field(search, "conversation", part)
         elif part.startswith("req_"):
-            wanted = _with_field(wanted, "request", part)
+            search = _with_field(search, "request", part)
         elif (pair := _METADATA.fullmatch(part)) is not None:
-            wanted = replace(wanted, metadata={**wanted.metadata, pair[1]: pair[2]})
+            search = replace(search, metadata={**search.metadata, pair[1]: pair[2]})
         else:
             words.append(f'"{part}"' if " " in part else part)
-    return replace(wanted, words=" ".join(words))
+    return replace(search, words=" ".join(words))
 
 
 def _parts(query: str) -> list[str]:
@@ -106,17 +106,17 @@ def _parts(query: str) -> list[str]:
         return query.replace('"', " ").split()
 
 
-def _with_field(wanted: HistoryFilter, name: str, value: str) -> HistoryFilter:
+def _with_field(search: HistoryFilter, name: str, value: str) -> HistoryFilter:
     if name == "status" and value not in STATUSES:
         raise InvalidRequest(f"status is one of {', '.join(STATUSES)}.", param="status")
     if name == "kind" and value not in KINDS:
         raise InvalidRequest(f"kind is one of {', '.join(KINDS)}.", param="kind")
     if name == "conversation":
-        found = ids.parse_conversation_id(value)
-        if found is None:
+        conversation = ids.parse_conversation_id(value)
+        if conversation is None:
             raise InvalidRequest("A conversation is conv_ and 32 hex digits.", param="conversation")
-        return replace(wanted, conversation=found)
-    return replace(wanted, **{_NAMES[name]: value})  # type: ignore[arg-type]  # the other fields are texts
+        return replace(search, conversation=conversation)
+    return replace(search, **{_NAMES[name]: value})  # type: ignore[arg-type]  # the other fields are texts
 
 
 PREVIEW_CHARS = 120
@@ -129,10 +129,10 @@ def preview(payload_begin: str | None) -> str:
 
     `payload_begin` is the JSON, or the beginning of it, which may end anywhere.
     """
-    found = _TEXT.search(payload_begin or "")
-    if found is None:
+    match = _TEXT.search(payload_begin or "")
+    if match is None:
         return ""
-    text = _CUT_ESCAPE.sub("", found[1])
+    text = _CUT_ESCAPE.sub("", match[1])
     try:
         decoded = json.loads(f'"{text}"', strict=False)
     except ValueError:
@@ -149,11 +149,11 @@ FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "u
 def show(console: ConsoleRequest) -> Answer:
     """GET /console/history; `before` is the cursor of a later page"""
     arguments = console.arguments(FIELDS)
-    found = find_response(arguments.get("q", ""))
-    if found is not None:
-        return console.redirect(f"/console/responses/{response_id(found)}")
-    wanted, before = _read(console, arguments), _read_cursor(console.argument("before"))
-    rows, message = _read_rows(console, wanted, before)
+    response = find_response(arguments.get("q", ""))
+    if response is not None:
+        return console.redirect(f"/console/responses/{response_id(response)}")
+    search, before = _read(console, arguments), _read_cursor(console.argument("before"))
+    rows, message = _read_rows(console, search, before)
     shown = rows[:PAGE_ROWS]
     older = {**arguments, "before": _cursor_text(shown[-1])} if len(rows) > PAGE_ROWS else None
     return console.page(
@@ -182,13 +182,13 @@ def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
 
 
 def _read_rows(
-    console: ConsoleRequest, wanted: HistoryFilter, before: Cursor | None
+    console: ConsoleRequest, search: HistoryFilter, before: Cursor | None
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
         rows = console.services.database.read(
             lambda connection: history.history_page(
-                connection, wanted, before, PAGE_ROWS + 1, contents=console.is_admin
+                connection, search, before, PAGE_ROWS + 1, contents=console.is_admin
             )
         )
     except TimeOver as error:
@@ -199,19 +199,19 @@ def _read_rows(
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/history.csv: the same rows, the newest 10,000"""
     arguments = console.arguments(FIELDS)
-    wanted = _read(console, arguments)
+    search = _read(console, arguments)
     rows = console.services.database.read(
-        lambda connection: history.history_page(connection, wanted, None, CSV_ROWS, contents=False)
+        lambda connection: history.history_page(connection, search, None, CSV_ROWS, contents=False)
     )
     names = HistoryRow._fields[1:-2]
     return console.csv("responses.csv", [names, *([getattr(row, name) for name in names] for row in rows)])
 
 
 def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilter:
-    wanted = read_filter(arguments, datetime.now(UTC))
-    if wanted.words and not console.is_admin:
-        raise InvalidRequest("Words are searched in contents, which this key does not see.", param="q")
-    return wanted
+    search = read_filter(arguments, datetime.now(UTC))
+    if search.words and not console.is_admin:
+        raise InvalidRequest("Searching for words needs a key that may read contents.", param="q")
+    return search
 
 
 def _cursor_text(row: HistoryRow) -> str:
@@ -226,4 +226,4 @@ def _read_cursor(cursor: str) -> Cursor | None:
         created_at = datetime.fromisoformat(time)
         return Cursor(created_at.astimezone(UTC), UUID(hex=name))
     except (ValueError, OverflowError):
-        raise InvalidRequest("before is the place of no response.", param="before") from None
+        raise InvalidRequest("before must be the position of a response.", param="before") from None

@@ -23,7 +23,7 @@ from server.supervised_thread import Stalls
 
 
 class Gauge(NamedTuple):
-    """What is in use of a limit."""
+    """The use of a limit."""
 
     name: str
     used: int
@@ -45,11 +45,11 @@ def quantile(values: Distribution, share: float) -> float | None:
 
     None without values, and for the last bucket, which has no bound.
     """
-    wanted = share * sum(values.counts)
+    rank = share * sum(values.counts)
     below = 0
     for bound, count in zip(values.bounds, values.counts, strict=False):
         below += count
-        if below and below >= wanted:
+        if below and below >= rank:
             return bound
     return None
 
@@ -66,7 +66,7 @@ def engine_gauges(stats: Stats) -> list[Gauge]:
 
 
 def engine_facts(stats: Stats) -> Iterator[Fact]:
-    """Of the engine of this process."""
+    """Yield facts about this process's engine."""
     if not stats.alive:
         yield Fact("Engine", "no server answers" if stats.remote else "dead", is_bad=True)
     yield Fact("Waiting", number(stats.waiting))
@@ -80,7 +80,7 @@ def engine_facts(stats: Stats) -> Iterator[Fact]:
         yield Fact("Prefix hits", percent(stats.prefix_hit_rate))
     yield Fact("Tokens in, out", f"{number(stats.prompt_tokens)}, {number(stats.tokens)}")
     if stats.paused:
-        yield Fact("Paused", "what was generated is not stored yet", is_bad=True)
+        yield Fact("Paused", "generated tokens are not stored yet", is_bad=True)
     for server in stats.servers:
         yield Fact(server.url, f"{server.state}, {server.running} running", server.state != "up")
 
@@ -88,7 +88,7 @@ def engine_facts(stats: Stats) -> Iterator[Fact]:
 def process_facts(
     recorder: RecorderStats, pool: PoolStats, space: Space | None, stalls: Stalls, troubles: Sequence[str]
 ) -> Iterator[Fact]:
-    """Of the rest of this process."""
+    """Yield facts about the rest of this process: commits, connections, disk, stalled threads."""
     commits, failures = recorder.commit_seconds, sum(recorder.commit_failures.values())
     yield Fact("Commit, mean", seconds(mean(commits)))
     yield Fact("Commit, p99 at most", seconds(quantile(commits, 0.99)))
@@ -109,12 +109,14 @@ def process_facts(
 def limit_gauges(limits: Mapping[str, tuple[int, int]]) -> list[Gauge]:
     """Limits that are in use or full, by their names; those that nobody uses are left out."""
     gauges = [Gauge(name, used, total) for name, (used, total) in limits.items()]
-    return sorted((one for one in gauges if one.used), key=lambda one: -one.used / max(1, one.total))
+    return sorted(
+        (limit for limit in gauges if limit.used), key=lambda limit: -limit.used / max(1, limit.total)
+    )
 
 
 _STOPPING_SECONDS = 5.0
 _asking = threading.Lock()
-"""Of two who ask at a time the second finds the process stopping: a second signal would end it at once."""
+"""Held while a stop begins, so that a second request sends no second signal, which ends a process at once."""
 
 
 def show(console: ConsoleRequest) -> Answer:
@@ -158,16 +160,16 @@ def _threads(pools: ThreadPools) -> Iterator[Gauge]:
 
 def drain(console: ConsoleRequest) -> Answer:
     """POST /console/live/drain: asks this process to stop, as SIGTERM does"""
-    given = console.form.get("confirm", "").strip()
-    if given != _name():
+    typed = console.form.get("confirm", "").strip()
+    if typed != _name():
         raise InvalidRequest(
-            f"This is {_name()}, and {given[:100] or 'nothing'} was typed; nothing was stopped. "
+            f"This is {_name()}, and {typed[:100] or 'nothing'} was typed; nothing was stopped. "
             "Behind a balancer another replica may have answered: send SIGTERM to the process then.",
             param="confirm",
         )
     with console.services.database.begin() as connection:
         console.actor.record(
-            connection, "process.drain", None, str(console.services.replica), {"name": given}
+            connection, "process.drain", None, str(console.services.replica), {"name": typed}
         )
     _stop(console.services)
     return console.redirect("/console/live")
@@ -181,5 +183,5 @@ def _stop(services: Services) -> None:
 
 
 def _name() -> str:
-    """What must be typed to stop this process."""
+    """Return the text that an operator types to confirm a stop of this process."""
     return f"{socket.gethostname()}/{os.getpid()}"

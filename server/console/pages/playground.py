@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import ItemView, item_views
+from server.console.item_view import ItemView, item_views
 from server.console.pages.run_again import stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
@@ -35,7 +35,7 @@ FIELDS: Final = (
     "tool_choice",
     "format",
 )
-"""What stays in the form from one message to the next."""
+"""Fields that keep their values from one message to the next."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 OUTPUT_OF: Final = "output:"
 """Begins the field with the output of a function call; its `call_id` follows."""
@@ -134,17 +134,17 @@ def _python(value: object, depth: int = 0) -> str:
     inner, outer = "    " * (depth + 1), "    " * depth
     match value:
         case dict() if value:
-            lines = [f"{inner}{key!r}: {_python(one, depth + 1)},\n" for key, one in value.items()]
+            lines = [f"{inner}{key!r}: {_python(item, depth + 1)},\n" for key, item in value.items()]
             return "{\n" + "".join(lines) + outer + "}"
         case list() if value:
-            return "[\n" + "".join(f"{inner}{_python(one, depth + 1)},\n" for one in value) + outer + "]"
+            return "[\n" + "".join(f"{inner}{_python(item, depth + 1)},\n" for item in value) + outer + "]"
         case _:
             return repr(value)
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What the page shows of the responses so far."""
+    """The conversation so far, as the page shows it."""
 
     items: Sequence[ItemView] = ()
     last: str = ""
@@ -168,9 +168,9 @@ def send(console: ConsoleRequest) -> Answer:
     services, caller = console.services, console.caller
     try:
         body = msgspec.json.encode(request_body(console.form))
-        wanted = decode(body, CreateResponse, endpoint="responses")
+        params = decode(body, CreateResponse, endpoint="responses")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
-        (accepted,) = services.admission.admit(caller, [wanted])
+        (accepted,) = services.admission.admit(caller, [params])
     except (ApiError, DecodeFailure) as error:
         previous = console.form.get("previous_response_id", "")
         refusal = to_api_error(error)
@@ -210,13 +210,13 @@ def _read(console: ConsoleRequest, name: str) -> _Conversation:
     if response is None or detail is None or detail.facts["tenant"] != tenant:
         raise InvalidRequest(f"Your tenant has no response {name[:100]}.", param="response")
     chain = [relative.id for relative in detail.chain]
-    found = console.services.database.read(
+    stored = console.services.database.read(
         lambda connection: response_detail.items_of(connection, tenant, chain)
     )
-    answered = {item.call_id for item in found if item.type == "function_call_output"}
-    calls = [item for item in found if item.type == "function_call" and item.call_id not in answered]
+    answered = {item.call_id for item in stored if item.type == "function_call_output"}
+    calls = [item for item in stored if item.type == "function_call" and item.call_id not in answered]
     return _Conversation(
-        items=item_views(found),
+        items=item_views(stored),
         last=name,
         runs=detail.facts["status"] not in TERMINAL_STATUSES,
         pending_calls=calls,
@@ -243,7 +243,7 @@ def _form_of(request: Mapping[str, Any]) -> dict[str, str]:
         form["effort"] = effort
     if request.get("tools"):
         form["tools"] = msgspec.json.format(msgspec.json.encode(request["tools"])).decode()
-    wanted = (request.get("text") or {}).get("format")
-    if wanted and wanted.get("type") != "text":
-        form["format"] = msgspec.json.format(msgspec.json.encode(wanted)).decode()
+    text_format = (request.get("text") or {}).get("format")
+    if text_format and text_format.get("type") != "text":
+        form["format"] = msgspec.json.format(msgspec.json.encode(text_format)).decode()
     return {**form, "background": "1" if request.get("background") else ""}

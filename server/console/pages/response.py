@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.item_view import item_views
+from server.console.item_view import item_views
 from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound
@@ -45,10 +45,10 @@ def raw(console: ConsoleRequest) -> Answer:
     """GET /console/responses/{response_id}/raw: as the API gives it"""
     response = console.response_id()
     facts = find_facts(console)
-    found = find_response(console.services.database, facts["tenant"], response)
-    if found is None:
+    stored = find_response(console.services.database, facts["tenant"], response)
+    if stored is None:
         raise not_found(console)
-    return console.json(found)
+    return console.json(stored)
 
 
 def cancel(console: ConsoleRequest) -> Answer:

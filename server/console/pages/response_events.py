@@ -8,8 +8,8 @@ import msgspec
 from starlette.responses import Response as HttpResponse
 
 from server.console.console_request import HEADERS, ConsoleRequest
-from server.console.contents.timeline import timeline
 from server.console.pages.response import find_facts, not_found
+from server.console.timeline import timeline
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream, StreamPosition
@@ -24,9 +24,9 @@ from server.store.log_read import LogRow, decode_row
 
 MAX_EVENTS: Final = 5000
 MAX_BYTES: Final = 1_000_000
-"""Of the contents on a page; one event more may begin below it."""
+"""Bytes of contents on a page; one event more may begin below it."""
 MAX_PAYLOAD_BYTES: Final = 200_000
-"""Of one event; the replay says of a longer one how long it is."""
+"""Bytes shown of one event; the replay shows the length of a longer one instead."""
 
 
 class _Place(msgspec.Struct):
@@ -74,9 +74,9 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
         "attempt": row.attempt,
     }
     is_whole = event.kind is Kind.WHOLE
-    place = output_index(event) if is_whole else event.output_index
-    if place is not None:
-        described["output_index"] = place
+    index = output_index(event) if is_whole else event.output_index
+    if index is not None:
+        described["output_index"] = index
     if not contents:
         return described
     if not is_whole:

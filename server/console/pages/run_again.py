@@ -23,7 +23,7 @@ from server.store.console import response_detail
 from server.store.database import Connection
 
 MAX_EDITED_BYTES: Final = 200_000
-"""Of the request as a form sends it; one with a longer input is shown without it."""
+"""Bytes of a request that the form sends whole; a longer one is shown without its input."""
 _OF_ITS_RUN: Final = (
     *("background", "store", "stream", "stream_options", "request_id", "input", "service_tier"),
     *("conversation", "prompt", "previous_input_messages", "instructions", "tools"),
@@ -39,7 +39,7 @@ class StoredRequest:
 
     parameters: Mapping[str, Any]
     notes: Sequence[str]
-    """What is not as it was, in sentences."""
+    """Differences from the original request, in sentences."""
     obstacle: str
     """Why it cannot be sent as it is; empty if it can."""
 
@@ -62,7 +62,7 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
 def _without_nulls(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: element for name, element in value.items() if element is not None}
 
 
 def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:
@@ -107,7 +107,7 @@ def edited_text(parameters: Mapping[str, Any], items: Sequence[str]) -> tuple[st
 
 
 def read_edited(text: str) -> dict[str, Any]:
-    """What the form sends. Raises InvalidRequest unless it is a JSON object."""
+    """Decode the request of the form. Raises InvalidRequest unless it is a JSON object."""
     try:
         edited = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
@@ -119,13 +119,13 @@ def read_edited(text: str) -> dict[str, Any]:
 
 def request_body(parameters: Mapping[str, Any], items: Sequence[str]) -> bytes:
     """The body of POST /v1/responses for the background; the stored items are the input where it has none."""
-    given = {"input": [msgspec.Raw(item.encode()) for item in items]} if "input" not in parameters else {}
-    return msgspec.json.encode({**given, **parameters, "background": True, "store": True, "stream": False})
+    fields = {"input": [msgspec.Raw(item.encode()) for item in items]} if "input" not in parameters else {}
+    return msgspec.json.encode({**fields, **parameters, "background": True, "store": True, "stream": False})
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is run again."""
+    """A stored response whose request is sent again."""
 
     facts: Mapping[str, Any]
     request: StoredRequest
@@ -167,8 +167,8 @@ def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     services = console.services
     caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
     input_images.SOURCE.set(services.model.image_source(tenant))
-    wanted = decode(body, CreateResponse, endpoint="responses")
-    (accepted,) = services.admission.admit(caller, [wanted])
+    params = decode(body, CreateResponse, endpoint="responses")
+    (accepted,) = services.admission.admit(caller, [params])
     return accepted.id
 
 

@@ -51,5 +51,5 @@ def history_query(query: str) -> str:
     try:
         fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
     except ValueError:
-        raise InvalidRequest("content is the query of an address.", param="content") from None
+        raise InvalidRequest("content must be the query string of a page.", param="content") from None
     return urlencode({name: fields[name] for name in FIELDS if fields.get(name)})

@@ -23,14 +23,14 @@ def show(_services: Services, request: Request, _form: dict[str, str]) -> Respon
 
 def sign_in(services: Services, request: Request, form: dict[str, str]) -> Response:
     """POST /console/sign-in"""
-    key, wanted = form.get("key", "").strip(), _next_page(form.get("next", ""))
+    key, next_page = form.get("key", "").strip(), _next_page(form.get("next", ""))
     try:
         caller = services.authenticator.authenticate(with_key(request, key))
     except NotAuthenticated as error:
-        return _form_page(request, wanted, str(error), 401)
+        return _form_page(request, next_page, str(error), 401)
     if not caller.scopes & _CONSOLE_SCOPES:
-        return _form_page(request, wanted, _OPENS_NOTHING, 403)
-    answer = redirect(request, wanted)
+        return _form_page(request, next_page, _OPENS_NOTHING, 403)
+    answer = redirect(request, next_page)
     if key:
         set_session(services, request, answer, key)
     return answer
@@ -48,8 +48,8 @@ def sign_out(console: ConsoleRequest) -> Response:
     return answer
 
 
-def _form_page(request: Request, wanted: str, message: str, status: int = 200) -> Response:
-    return html(request, render("sign_in.html", wanted=wanted, message=message), status)
+def _form_page(request: Request, next_page: str, message: str, status: int = 200) -> Response:
+    return html(request, render("sign_in.html", wanted=next_page, message=message), status)
 
 
 def _next_page(path: str) -> str:

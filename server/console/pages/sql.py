@@ -1,9 +1,12 @@
 """The SQL page: an editor, the documented questions and the admin views; a query's result, plan and CSV."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from starlette.responses import Response
@@ -11,14 +14,13 @@ from starlette.responses import Response
 from server.console.console_request import ConsoleRequest
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
-from server.console.sql.result_chart import NUMBERS, chart_of
-from server.console.sql.sql_reader import MAX_QUERIES, NO_READER
+from server.console.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
 from server.store.console.saved_views import find_view, views_of
 
-_FILE = Path(__file__).parents[1] / "sql" / "questions.sql"
+_FILE = Path(__file__).parents[1] / "questions.sql"
 
 
 class Question(NamedTuple):
@@ -29,27 +31,27 @@ class Question(NamedTuple):
 @cache
 def questions() -> tuple[Question, ...]:
     """All of them in the order of the document."""
-    found: list[Question] = []
+    parsed: list[Question] = []
     title = ""
     for line in _FILE.read_text(encoding="utf-8").splitlines():
         if line.startswith("-- "):
             title = line.removeprefix("-- ")
         elif line:
-            found.append(Question(title, line))
-    return tuple(found)
+            parsed.append(Question(title, line))
+    return tuple(parsed)
 
 
 SHOWN_ROWS = 500
 SHOWN_CHARS = 200
 TITLE_CHARS = 2000
-"""Of a value that is cut in the table."""
+"""Characters in the tooltip of a value that is cut in the table."""
 TRAIL_CHARS = 2000
-"""Of a query in the audit trail."""
+"""Characters of a query that the audit trail keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a query came to: a result or a sentence."""
+    """The outcome of a query: a result or an error's sentence."""
 
     result: QueryResult | None = None
     error: str = ""
@@ -129,3 +131,98 @@ def _csv(console: ConsoleRequest, result: QueryResult) -> Response:
     numbers = [column.type_oid in NUMBERS for column in result.columns]
     names = [csv_value(column.name) for column in result.columns]
     return console.csv("result.csv", [names, *result.rows], numbers)
+
+
+MAX_POINTS: Final = 2000
+MAX_SERIES: Final = 8
+NUMBERS: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
+"""Postgres' types of numbers, by oid."""
+TIMES: Final = frozenset({1082, 1114, 1184})
+"""date, timestamp, timestamptz."""
+NOTHING: Final = "-"
+"""Stands for null in the name of a series."""
+Row = Sequence[str | None]
+
+
+class ResultChart(NamedTuple):
+    """`x` are Unix seconds or numbers, ascending; of names, their places in `names`."""
+
+    kind: Literal["time", "number", "name"]
+    x: list[float]
+    names: list[str]
+    series: list[tuple[str, list[float | None]]]
+    """Name and values, one for each x."""
+
+
+def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) -> ResultChart | None:
+    """The chart of a result's first rows; None if there is nothing to draw.
+
+    Where several rows have the same first value, their first number is drawn, a series for each of the texts
+    beside it, of which the largest are kept.
+    """
+    numbers = [place for place in range(1, len(types)) if types[place] in NUMBERS]
+    if not numbers or len(rows) < 2:
+        return None
+    kind: Literal["time", "number", "name"] = (
+        "time" if types[0] in TIMES else "number" if types[0] in NUMBERS else "name"
+    )
+    points = [(_place(row[0], kind), row) for row in rows[:MAX_POINTS]]
+    known = [(place, row) for place, row in points if place is not None]
+    places = list(dict.fromkeys(place for place, _row in known))
+    if kind != "name":
+        places.sort()
+    index = {place: number for number, place in enumerate(places)}
+    if len(places) < 2:
+        return None
+    texts = [place for place in range(1, len(types)) if types[place] not in NUMBERS]
+    series_by_name: dict[str, list[float | None]] = {}
+    for place, row in known:
+        for series, value in _values(names, row, numbers, texts, grouped=len(places) < len(known)):
+            series_by_name.setdefault(series, [None] * len(places))[index[place]] = value
+    largest = sorted(series_by_name.items(), key=lambda pair: -sum(abs(value or 0) for value in pair[1]))
+    shown_names = {name for name, _values in largest[:MAX_SERIES]}
+    drawn = [(name, values) for name, values in series_by_name.items() if name in shown_names]
+    if kind == "name":
+        return ResultChart(
+            kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn
+        )
+    return ResultChart(kind, [float(place) for place in places], [], drawn)
+
+
+def _values(
+    names: Sequence[str], row: Row, numbers: Sequence[int], texts: Sequence[int], *, grouped: bool
+) -> list[tuple[str, float | None]]:
+    """The series to which a row belongs, each with its value."""
+    if not grouped:
+        return [(names[place], _number(row[place])) for place in numbers]
+    group = ", ".join(row[place] or NOTHING for place in texts)
+    first = numbers[0]
+    return [(f"{names[first]} {group[:60]}".strip(), _number(row[first]))]
+
+
+def _place(value: str | None, kind: str) -> Any:
+    if value is None:
+        return None
+    if kind == "name":
+        return value[:60]
+    return _number(value) if kind == "number" else _unix_seconds(value)
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value or "nan")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _unix_seconds(value: str) -> float | None:
+    """The time that Postgres has written; None for infinity and years that Python lacks."""
+    try:
+        if len(value) == 10:
+            day = date.fromisoformat(value)
+            return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+        time = datetime.fromisoformat(value)
+        return time.replace(tzinfo=time.tzinfo or UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None

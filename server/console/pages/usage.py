@@ -20,7 +20,7 @@ PERIODS: Final = (1, 7, 30, 90)
 DEFAULT_PERIOD: Final = 7
 MAX_DAYS: Final = 400
 MAX_DAYS_OF_USERS: Final = 14
-"""There is a row for each user and day."""
+"""Days over which users are grouped at most: each user and day is a row."""
 TOP_USERS_DAYS: Final = 7
 """Longer periods show their users only where they are grouped by them."""
 MAX_BESIDE: Final = 10
@@ -33,13 +33,13 @@ MEASURES: Final[Mapping[str, tuple[str, Callable[[UsageRow], int | Decimal]]]] =
     "failed": ("failed requests", lambda row: row.failed or 0),
     "cost": ("cost", lambda row: row.cost),
 }
-"""What may be charted: what it is called, and how it is read."""
+"""Measures that may be charted: the label, and the function that reads the value of a row."""
 DEFAULT_MEASURE: Final = "tokens"
 _NAMES: Final[Mapping[str, str]] = {"tenant": "tenant", "model": "model", "key": "key_id", "user": "end_user"}
 """Fields of the form, and those of the filter."""
 
 
-class Chart(NamedTuple):
+class UsageChart(NamedTuple):
     """Values by day, the oldest first, of each charted group, the largest first, and of all others."""
 
     days: list[str]
@@ -57,10 +57,10 @@ def read_filter(arguments: Mapping[str, str], today: date) -> UsageFilter:
         raise InvalidRequest(f"show is one of {', '.join(MEASURES)}.", param="show")
     grouping: Grouping = by
     chosen = {name: arguments.get(field) or None for field, name in _NAMES.items()}
-    wanted = UsageFilter.of_days(first, last, by=grouping, **chosen)
-    if wanted.reads_users:
-        _check_users(wanted)
-    return wanted
+    query = UsageFilter.of_days(first, last, by=grouping, **chosen)
+    if query.reads_users:
+        _check_users(query)
+    return query
 
 
 def _read_days(arguments: Mapping[str, str], today: date) -> tuple[date, date]:
@@ -71,7 +71,7 @@ def _read_days(arguments: Mapping[str, str], today: date) -> tuple[date, date]:
     last = _read_day("to", arguments.get("to"), today)
     first = _read_day("from", arguments.get("from"), last - timedelta(days=int(period) - 1))
     if not 0 <= (last - first).days < MAX_DAYS:
-        raise InvalidRequest(f"The days are from the earlier to the later, at most {MAX_DAYS}.", param="from")
+        raise InvalidRequest(f"from must not be after to, nor over {MAX_DAYS} days before it.", param="from")
     return first, last
 
 
@@ -81,55 +81,57 @@ def _read_day(name: str, value: str | None, default: date) -> date:
     try:
         day = date.fromisoformat(value)
     except ValueError:
-        raise InvalidRequest(f"{name} is a day such as 2026-11-23.", param=name) from None
+        raise InvalidRequest(f"{name} must be a day such as 2026-11-23.", param=name) from None
     if not date(2000, 1, 1) <= day <= date(2999, 12, 31):
-        raise InvalidRequest(f"{name} is a day from 2000 to 2999.", param=name)
+        raise InvalidRequest(f"{name} must be a day from 2000 to 2999.", param=name)
     return day
 
 
-def _check_users(wanted: UsageFilter) -> None:
+def _check_users(query: UsageFilter) -> None:
     """Raises InvalidRequest for what the sums of users do not know."""
-    if wanted.model is not None or wanted.key_id is not None or wanted.by in ("model", "key"):
+    if query.model is not None or query.key_id is not None or query.by in ("model", "key"):
         raise InvalidRequest("Users are summed by tenant and day, not by model or key.", param="user")
-    if wanted.end_user is None and (wanted.last - wanted.first).days >= MAX_DAYS_OF_USERS:
+    if query.end_user is None and (query.last - query.first).days >= MAX_DAYS_OF_USERS:
         raise InvalidRequest(
             f"Users are grouped over at most {MAX_DAYS_OF_USERS} days; name one for more.", param="by"
         )
 
 
-def shows_users(wanted: UsageFilter) -> bool:
+def shows_users(query: UsageFilter) -> bool:
     """Whether the page has a list of the largest users beside what it is about."""
-    is_short = (wanted.last - wanted.first).days < TOP_USERS_DAYS
-    return is_short and not wanted.reads_users and wanted.model is None and wanted.key_id is None
+    is_short = (query.last - query.first).days < TOP_USERS_DAYS
+    return is_short and not query.reads_users and query.model is None and query.key_id is None
 
 
 def label(row: UsageRow, by: Grouping) -> str:
-    """What a group is called."""
+    """Return the label of a group."""
     if by == "key":
         return row.key_name or row.key_id or "no key"
     return f"{row.end_user} of {row.tenant}" if by == "user" else row.name(by)
 
 
-def chart(rows: Sequence[UsageRow], wanted: UsageFilter, measure: str) -> Chart:
+def chart(rows: Sequence[UsageRow], query: UsageFilter, measure: str) -> UsageChart:
     """The stacked days. Days without responses are 0; what the charted groups lack of a day is `others`."""
     read = MEASURES[measure][1]
-    count = (wanted.last - wanted.first).days + 1
-    days = [wanted.first + timedelta(days=number) for number in range(count)]
-    place = {day: number for number, day in enumerate(days)}
-    groups = [row for row in rows if row.part == wanted.by][:MAX_CHARTED]
+    count = (query.last - query.first).days + 1
+    days = [query.first + timedelta(days=number) for number in range(count)]
+    position = {day: number for number, day in enumerate(days)}
+    groups = [row for row in rows if row.part == query.by][:MAX_CHARTED]
     series: dict[tuple[Any, ...], list[Decimal]] = {_key(row): [Decimal(0)] * count for row in groups}
     rest = [Decimal(0)] * count
     for row in rows:
         if row.day is not None and row.part in ("day", "chart"):
             values = rest if row.part == "day" else series[_key(row)]
-            values[place[row.day]] += read(row)
+            values[position[row.day]] += read(row)
             if row.part == "chart":
-                rest[place[row.day]] -= read(row)
-    names = [label(row, wanted.by) for row in groups]
+                rest[position[row.day]] -= read(row)
+    names = [label(row, query.by) for row in groups]
     lines = list(series.values())
     if any(rest):
         names, lines = [*names, "others"], [*lines, rest]
-    return Chart([day.isoformat() for day in days], names, [[float(one) for one in line] for line in lines])
+    return UsageChart(
+        [day.isoformat() for day in days], names, [[float(value) for value in line] for line in lines]
+    )
 
 
 def _key(row: UsageRow) -> tuple[str | None, ...]:
@@ -146,15 +148,15 @@ def lists(
     rows: Sequence[UsageRow], users: Sequence[UsageRow], by: Grouping
 ) -> dict[Grouping, list[UsageRow]]:
     """The largest of each kind: first what the page is grouped by, then `MAX_BESIDE` of each other kind."""
-    found = {name: [row for row in (*rows, *users) if row.part == name] for name in GROUPINGS}
+    by_part = {name: [row for row in (*rows, *users) if row.part == name] for name in GROUPINGS}
     order = sorted(GROUPINGS, key=lambda name: name != by)
-    return {name: found[name][: None if name == by else MAX_BESIDE] for name in order if found[name]}
+    return {name: by_part[name][: None if name == by else MAX_BESIDE] for name in order if by_part[name]}
 
 
 def failures(rows: Sequence[UsageRow]) -> list[UsageRow]:
     """Responses that did not complete by status and code, the most frequent first."""
-    found = [row for row in rows if row.part == "failure" and row.status != "completed"]
-    return sorted(found, key=lambda row: -row.responses)
+    failed = [row for row in rows if row.part == "failure" and row.status != "completed"]
+    return sorted(failed, key=lambda row: -row.responses)
 
 
 def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
@@ -169,8 +171,8 @@ def show(console: ConsoleRequest) -> Answer:
     message, status, shown = "", 200, None
     known = console.services.database.read(history.known_values)
     try:
-        wanted = read_filter(arguments, datetime.now(UTC).date())
-        shown = _read(console, wanted, arguments.get("show", DEFAULT_MEASURE))
+        query = read_filter(arguments, datetime.now(UTC).date())
+        shown = _read(console, query, arguments.get("show", DEFAULT_MEASURE))
     except (InvalidRequest, TimeOver) as error:
         message, status = str(error), 400 if isinstance(error, InvalidRequest) else 503
     return console.page(
@@ -193,30 +195,30 @@ def show(console: ConsoleRequest) -> Answer:
 
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/usage.csv: a row for each day and group"""
-    wanted = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
-    rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, wanted))
+    query = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
+    rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, query))
     return console.csv("usage.csv", csv_rows(rows))
 
 
-def _read(console: ConsoleRequest, wanted: UsageFilter, measure: str) -> dict[str, Any]:
-    """What the page shows of a period, of one snapshot."""
-    with_users = shows_users(wanted)
+def _read(console: ConsoleRequest, query: UsageFilter, measure: str) -> dict[str, Any]:
+    """Return the template's values for a period, read in one snapshot."""
+    with_users = shows_users(query)
     rows, users, refused, latencies = console.services.database.read(
         lambda connection: (
-            usage.read_usage(connection, wanted),
-            usage.read_top_users(connection, wanted) if with_users else [],
-            usage.read_refused(connection, wanted),
-            usage.read_latencies(connection, wanted),
+            usage.read_usage(connection, query),
+            usage.read_top_users(connection, query) if with_users else [],
+            usage.read_refused(connection, query),
+            usage.read_latencies(connection, query),
         )
     )
     return {
-        "wanted": wanted,
-        "lists": lists(rows, users, wanted.by),
+        "wanted": query,
+        "lists": lists(rows, users, query.by),
         "total": next(row for row in rows if row.part == "total"),
         "days": [row for row in rows if row.part == "day"],
         "failures": failures(rows),
         "refused": refused,
         "latencies": latencies,
-        "chart": chart(rows, wanted, measure),
+        "chart": chart(rows, query, measure),
         "measure": measure,
     }

@@ -116,7 +116,7 @@ class StreamPosition:
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_LINE = b": keep-alive\n"
-"""For streams with `id:` lines, where openai-python parses a blank line after a comment as an empty event."""
+"""Comment for streams with `id:` lines, where openai-python parses a blank line behind as an empty event."""
 _STORE_POLL_SECONDS = 1.0
 """Pause before a stream reads the store again that had no events for it, or did not answer."""
 _FINAL_POLL_SECONDS = 2.0
@@ -216,7 +216,7 @@ class EventStream:
         self._writer: BodyWriter | None = None
         self._silent_since = 0.0
         self._failure: Exception | None = None
-        """Of `_write_news`, to be raised by the task."""
+        """The exception of `_write_news`, which the task raises."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = body_writer(scope)

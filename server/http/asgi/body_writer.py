@@ -23,7 +23,7 @@ class BodyWriter:
         self._transport = transport
         self.bytes = 0
         self.events = 0
-        """Of what was written here, beside ASGI's `send`."""
+        """Events written here, beside ASGI's `send`; `bytes` counts the same parts."""
 
     @property
     def is_ready(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 _MAX_HEAD_BYTES = 16 * 1024
-"""Of a head that is waited for; Hypercorn refuses a longer one."""
+"""Bytes of a head that is waited for; Hypercorn refuses a longer one."""
 _HANDSHAKE = 22
 """The type of a TLS record that a client begins with; OpenSSL refuses another one."""
 _RECORD_HEAD_BYTES = 5
@@ -78,7 +78,7 @@ class Arrival:
         """`on_whole` is called when there is a head, `on_lost` when the client has closed before."""
         self.socket = accepted
         self.head = bytearray()
-        """What was read; nothing of a TLS connection."""
+        """Bytes that were read; empty for a TLS connection."""
         self._arrivals = arrivals
         self._flags = socket.MSG_PEEK if is_encrypted else 0
         self._seen = 0
@@ -146,7 +146,7 @@ _TURN_S = 0.002
 """Least pause between two requests without a key, or parts of their bodies: twice what a request takes of the
 event loop's time."""
 _TURNS = 10
-"""The same in turns of the loop, of which a request takes some twenty: a busy loop begins fewer."""
+"""Least pause in turns of the event loop, of which a request takes some twenty: a busy loop begins fewer."""
 
 CLIENT = "client_connection"
 """The key of a request's ClientConnection in its ASGI scope's state."""
@@ -238,7 +238,7 @@ class ClientConnections:
     """The open connections, `most` at a time. Use it on the event loop only."""
 
     def __init__(self, most: int, reserved: int, goes_first: GoesFirst) -> None:
-        """As many connections without a key as are `reserved` are closed only where nothing else can be."""
+        """`reserved` connections without a key are closed only where nothing else can be closed."""
         self.goes_first = goes_first
         self._waiting: dict[ClientConnection, asyncio.Future[None]] = {}
         """Requests that wait for their turn, the newest last."""
@@ -247,11 +247,11 @@ class ClientConnections:
         self._reserved = reserved
         self._open: dict[ClientConnection, None] = {}
         self._arriving: dict[ClientConnection, None] = {}
-        """Those without a key whose first request has not begun, oldest first."""
+        """Connections without a key whose first request has not begun, oldest first."""
         self._served: dict[ClientConnection, None] = {}
-        """Those without a key whose first request has begun, in this order."""
+        """Connections without a key whose first request has begun, in the order of those beginnings."""
         self._idle: dict[ClientConnection, None] = {}
-        """Those with a key that are between two requests; the one that has been so for longest is first."""
+        """Connections with a key that are between two requests, the longest idle first."""
         self._keeps_idle = True
 
     @property
@@ -335,7 +335,7 @@ class ClientConnections:
             client.abort()
 
     def close_between_requests(self) -> None:
-        """From now on closes connections after their requests; the first one of others may be on its way."""
+        """Close connections from now on after their requests; the first one of others may be on its way."""
         self._keeps_idle = False
         for client in list(self._open):
             self.sort_in(client)

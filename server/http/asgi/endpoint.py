@@ -31,7 +31,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""Of answers to reads that are being sent; one tenant may use half."""
+"""Bytes of answers to reads that are being sent; one tenant may use half."""
 _SMALL_ANSWER = 64 * 1024
 """Bytes up to which an answer does not count."""
 MAX_ATTEMPTS = 5
@@ -85,7 +85,7 @@ class EndpointContext(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint(Generic[C]):
+class AuthenticatedEndpoint(Generic[C]):
     """An ASGI app around a handler, which is called in a thread of a pool."""
 
     handler: Callable[[Request, C, bytes], Answer]
@@ -174,7 +174,7 @@ class Endpoint(Generic[C]):
         return caller, self.handler(request, caller, content)
 
     def _authenticate_and_handle(self, request: Request, _known: C, content: bytes) -> tuple[C, Answer]:
-        """The same for the caller as it is now: one thread looks up a known caller's key and goes on."""
+        """Look up a known caller's key again and call the handler, both in one thread."""
         caller = self.context.authenticate(request)
         self.authorize(caller)
         return self._handle(request, caller, content)

@@ -44,7 +44,7 @@ _SPARE = 32
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 _FIRST_SEND_BUFFER_BYTES = 16 * 1024
-"""The same until a valid key has come: of the other, 4,096 clients that do not read take a gigabyte."""
+"""SO_SNDBUF until a valid key has come: with SEND_BUFFER_BYTES, 4,096 clients that do not read take 1 GB."""
 _ACCEPTED_AT_ONCE = 64
 """Connections that are accepted in one turn of the event loop, of which an answer takes some twenty: a new
 one waits behind all that came before it. At 25 us each they take as long as one request does."""
@@ -83,7 +83,7 @@ def metrics_connection_limit(requested: int | None, files: int) -> int:
 
 
 def hypercorn_settings(config: Config) -> HypercornConfig:
-    """How Hypercorn serves each connection."""
+    """Return Hypercorn's settings of a connection."""
     settings = HypercornConfig()
     settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
     settings.errorlog.setLevel("WARNING")
@@ -151,11 +151,11 @@ class Listener:
         return self._connections.busy
 
     def close_after_answers(self) -> None:
-        """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
+        """Put `Connection: close` into every answer from now on; nothing is closed before it was answered."""
         self._settings.keep_alive_max_requests = 0
 
     def close_idle(self) -> None:
-        """From now on closes connections between two requests: the next one would be refused."""
+        """Close connections between two requests from now on: the next one would be refused."""
         self._connections.close_between_requests()
 
     def _bound_unsent(self, listener: socket.socket) -> None:

@@ -41,7 +41,7 @@ class RequestObserver(Protocol):
         """A request to the route with the template `handler` has been answered; `seconds` is of HTTP only."""
 
     def error(self, error: ApiError) -> None:
-        """It was answered with this error."""
+        """A request has been answered with this error."""
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ class ThreadShare:
 
 
 ANY_TENANT = ThreadShare("", unlimited=True)
-"""For pools that are not shared out by tenant."""
+"""The share of pools that are not shared out by tenant."""
 
 
 class RunInThread(Protocol):

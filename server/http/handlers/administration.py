@@ -101,10 +101,10 @@ def list_keys(services: Services, _caller: Caller, request: Request, _body: byte
         after = stored_keys.get(connection, asked.after) if asked.after else None
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a key")
-        found = stored_keys.list_page(
+        stored = stored_keys.list_page(
             connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
         )
-        listed = keys.key_objects(connection, found)
+        listed = keys.key_objects(connection, stored)
     return json_response(request, page_of(listed, asked.limit))
 
 
@@ -115,8 +115,8 @@ def retrieve_key(services: Services, _caller: Caller, request: Request, _body: b
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise keys.unknown_key(key_id)
-        (found,) = keys.key_objects(connection, [stored])
-    return json_response(request, found)
+        (key,) = keys.key_objects(connection, [stored])
+    return json_response(request, key)
 
 
 def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -147,7 +147,7 @@ def revoke_key(services: Services, caller: Caller, request: Request, body: bytes
 
 
 def actor_of(caller: Caller, request: Request) -> Actor:
-    """Whom the audit trail names."""
+    """The caller as the audit trail names it."""
     return Actor(caller.actor, request.state.request_id)
 
 

@@ -69,10 +69,10 @@ def list_conversations(services: Services, _caller: Caller, request: Request, _b
     )
     data = [
         StoredConversation(
-            id=ids.conversation_id(one.conversation.id),
-            created_at=int(one.conversation.created_at.timestamp()),
-            items=one.items,
+            id=ids.conversation_id(row.conversation.id),
+            created_at=int(row.conversation.created_at.timestamp()),
+            items=row.items,
         )
-        for one in listed
+        for row in listed
     ]
     return json_response(request, page_of(data, asked.limit))

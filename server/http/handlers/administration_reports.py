@@ -49,12 +49,12 @@ def list_prices(services: Services, _caller: Caller, request: Request, _body: by
     """GET /admin/v1/prices: by model and time"""
     asked, model = page_request(request, "asc"), text(request, "model")
     after = _price_cursor(asked.after) if asked.after else None
-    found = services.database.read(
+    listed = services.database.read(
         lambda connection: stored_prices.list_page(
             connection, model, after, asked.limit, descending=asked.newest_first
         )
     )
-    return json_response(request, page_of([price_object(price) for price in found], asked.limit))
+    return json_response(request, page_of([price_object(price) for price in listed], asked.limit))
 
 
 def usage(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -66,35 +66,35 @@ def usage(services: Services, _caller: Caller, request: Request, _body: bytes) -
         chosen = _usage_filter(request, clock(connection))
         return usage_page(connection, chosen, groups, after, asked.limit, descending=asked.newest_first)
 
-    found = services.database.read(work)
-    return json_response(request, page_of([usage_object(row, groups) for row in found], asked.limit))
+    rows = services.database.read(work)
+    return json_response(request, page_of([usage_object(row, groups) for row in rows], asked.limit))
 
 
 def list_trail(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /admin/v1/audit_trail"""
     asked, chosen, after = page_request(request), _entry_filter(request), _uuid_cursor(request)
-    found = services.database.read(
+    entries = services.database.read(
         lambda connection: audit_trail.entries_page(
             connection, chosen, after, asked.limit, newest_first=asked.newest_first
         )
     )
-    if found is None:
+    if entries is None:
         raise bad_cursor(str(after), "an entry")
-    return json_response(request, page_of([trail_object(entry) for entry in found], asked.limit))
+    return json_response(request, page_of([trail_object(entry) for entry in entries], asked.limit))
 
 
 def list_replicas(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /admin/v1/replicas: by their start"""
     asked, state = page_request(request), one_of(request, "state", REPLICA_STATES)
     after = _uuid_cursor(request)
-    found = services.database.read(
+    listed = services.database.read(
         lambda connection: replicas_page(
             connection, state, after, asked.limit, newest_first=asked.newest_first
         )
     )
-    if found is None:
+    if listed is None:
         raise bad_cursor(str(after), "a replica")
-    return json_response(request, page_of([replica_object(replica) for replica in found], asked.limit))
+    return json_response(request, page_of([replica_object(replica) for replica in listed], asked.limit))
 
 
 def _usage_filter(request: Request, now: datetime) -> UsageFilter:
@@ -122,7 +122,7 @@ def _entry_filter(request: Request) -> EntryFilter:
 
 
 def _groups(request: Request) -> list[Group]:
-    """What sums are grouped by, in the order in which they are sorted."""
+    """Return the groupings of sums, in the order in which sums are sorted."""
     asked = set(request.query_params.getlist("group_by[]") + request.query_params.getlist("group_by"))
     if not asked <= set(GROUPS):
         raise InvalidRequest(f"group_by is one or more of {', '.join(GROUPS)}.", param="group_by")

@@ -37,38 +37,38 @@ from server.store.content.response_pages import Filters
 
 def create_chat(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/chat/completions"""
-    wanted = decode(body, ChatRequest, endpoint="chat")
-    apply_body_request_id(request, wanted.request_id)
-    with naming_own_fields(wanted):
-        wanted = with_generation_config(wanted, "max_completion_tokens")
-        chat.validate_chat_request(wanted)
-        messages = read_messages(wanted.messages)
-        choices = [chat.as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
+    params = decode(body, ChatRequest, endpoint="chat")
+    apply_body_request_id(request, params.request_id)
+    with naming_own_fields(params):
+        params = with_generation_config(params, "max_completion_tokens")
+        chat.validate_chat_request(params)
+        messages = read_messages(params.messages)
+        choices = [chat.as_response_request(params, choice) for choice in range(params.n or 1)]
         accepted = services.admission.admit(caller, choices, idempotency_key(request, body), messages)
     shape = replace(
         chat.format_of(choices[0], accepted[0].id, messages),
-        include_usage=includes_usage(wanted),
-        continuous_usage=includes_continuous_usage(wanted),
+        include_usage=includes_usage(params),
+        continuous_usage=includes_continuous_usage(params),
     )
-    if wanted.stream:
+    if params.stream:
         return _chunks(services, caller, request, accepted, shape)
     return _completion(services, caller, request, accepted, partial(chat.chat_completion, shape))
 
 
 def create_text(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
-    wanted = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
-    apply_body_request_id(request, wanted.request_id)
-    with naming_own_fields(wanted):
-        wanted = with_generation_config(wanted, "max_tokens")
-        legacy.validate_legacy_request(wanted)
-        prompts = legacy.read_prompts(wanted, services.model, caller.tenant)
-        choices = legacy.as_response_requests(wanted, prompts)
+    params = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
+    apply_body_request_id(request, params.request_id)
+    with naming_own_fields(params):
+        params = with_generation_config(params, "max_tokens")
+        legacy.validate_legacy_request(params)
+        prompts = legacy.read_prompts(params, services.model, caller.tenant)
+        choices = legacy.as_response_requests(params, prompts)
         accepted = services.admission.admit(
-            caller, choices, idempotency_key(request, body), [], generate=wanted.max_tokens != 0
+            caller, choices, idempotency_key(request, body), [], generate=params.max_tokens != 0
         )
-    shape = legacy.format_of(wanted, prompts, accepted[0].id)
-    if wanted.stream:
+    shape = legacy.format_of(params, prompts, accepted[0].id)
+    if params.stream:
         return _chunks(services, caller, request, accepted, shape)
     return _completion(services, caller, request, accepted, partial(legacy.text_completion, shape))
 
@@ -81,9 +81,9 @@ def _chunks(
     shape: ChunkFormat,
 ) -> Answer:
     """The stream of chunks that the responses' events are rewritten to."""
-    readers = [StreamReader(services.database, caller.tenant, one.id) for one in accepted]
+    readers = [StreamReader(services.database, caller.tenant, made.id) for made in accepted]
     return EventStream(
-        *(StreamPosition(one.channel, reader.read) for one, reader in zip(accepted, readers, strict=True)),
+        *(StreamPosition(made.channel, reader.read) for made, reader in zip(accepted, readers, strict=True)),
         keep_alive=services.config.keep_alive_seconds,
         headers={"x-request-id": request.state.request_id},
         transform=ChunkStream(shape),
@@ -106,11 +106,11 @@ def _completion(
         return json_response(request, completion_of(choices))
 
     return FinalResponse(
-        *(one.channel for one in accepted),
+        *(made.channel for made in accepted),
         fallback=_raise_deleted,
         render=render,
         headers={"x-request-id": request.state.request_id},
-        read_stored=stored_end_reader(services, caller, [(one.id, one.channel) for one in accepted]),
+        read_stored=stored_end_reader(services, caller, [(made.id, made.channel) for made in accepted]),
     )
 
 
@@ -140,9 +140,9 @@ def retrieve_chat(services: Services, caller: Caller, request: Request, _body: b
 def update_chat(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/chat/completions/{completion_id}"""
     first = _completion_id(request)
-    wanted = decode(body, UpdateCompletion)
+    params = decode(body, UpdateCompletion)
     return json_response(
-        request, stored_chat.update(services.database, caller.tenant, first, wanted.metadata)
+        request, stored_chat.update(services.database, caller.tenant, first, params.metadata)
     )
 
 

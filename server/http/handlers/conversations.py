@@ -26,10 +26,10 @@ from server.request_input.stored_input import unknown_conversation
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations"""
-    wanted = decode(body, CreateConversation) if body else CreateConversation()
+    params = decode(body, CreateConversation) if body else CreateConversation()
     services.admission.storage.check(caller)
     return json_response(
-        request, conversations.create(services.database, caller.tenant, wanted, services.model.seal)
+        request, conversations.create(services.database, caller.tenant, params, services.model.seal)
     )
 
 
@@ -55,8 +55,8 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
 def update(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations/{conversation_id}"""
     conversation = _conversation_id(request)
-    wanted = decode(body, UpdateConversation)
-    changed = conversations.update(services.database, caller.tenant, conversation, wanted.metadata)
+    params = decode(body, UpdateConversation)
+    changed = conversations.update(services.database, caller.tenant, conversation, params.metadata)
     return json_response(request, changed)
 
 
@@ -71,10 +71,10 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
     """POST /v1/conversations/{conversation_id}/items"""
     conversation = _conversation_id(request)
     query_and_headers.include_values(request)  # which has none that changes this answer
-    wanted = decode(body, CreateItems)
+    params = decode(body, CreateItems)
     services.admission.storage.check(caller)
     added = conversations.add_items(
-        services.database, caller.tenant, conversation, wanted.items, services.model.seal
+        services.database, caller.tenant, conversation, params.items, services.model.seal
     )
     return json_response(request, make_page(added, len(added)))
 
@@ -98,8 +98,8 @@ def retrieve_item(services: Services, caller: Caller, request: Request, _body: b
     """GET /v1/conversations/{conversation_id}/items/{item_id}"""
     conversation, item = _conversation_id(request), _item_id(request)
     query_and_headers.include_values(request)
-    found = conversations.find_item(services.database, caller.tenant, conversation, item)
-    return json_response(request, msgspec.Raw(found))
+    encoded = conversations.find_item(services.database, caller.tenant, conversation, item)
+    return json_response(request, msgspec.Raw(encoded))
 
 
 def delete_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

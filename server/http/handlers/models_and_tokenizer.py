@@ -22,37 +22,37 @@ from server.protocol.responses.response import Model, ModelList, Permission
 
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /tokenize"""
-    wanted = decode(body, TokenizeRequest)
-    vocabulary = _vocabulary_of(services, caller, wanted.model)
-    with naming_own_fields(wanted):
-        tokens = runs.tokenize(services.model, caller.tenant, wanted)
+    params = decode(body, TokenizeRequest)
+    vocabulary = _vocabulary_of(services, caller, params.model)
+    with naming_own_fields(params):
+        tokens = runs.tokenize(services.model, caller.tenant, params)
     limit = services.model.model_info.context_length
-    strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
+    strings = runs.pieces_of(tokens, vocabulary) if params.return_token_strs else None
     return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
 
 
 def tokenizer_info(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /tokenizer_info: the model folder's tokenizer_config.json, without names of files."""
     folder = model_folder(services.config)
-    told = {
+    info = {
         name: value
         for name, value in read_json(folder / "tokenizer_config.json").items()
         if not name.endswith("_file") and name != "name_or_path"
     }
     template = services.config.chat_template or folder / "chat_template.jinja"
     if template.is_file():
-        told["chat_template"] = template.read_text("utf-8")
-    told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    return json_response(request, msgspec.Raw(msgspec.json.encode(told)))
+        info["chat_template"] = template.read_text("utf-8")
+    info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    return json_response(request, msgspec.Raw(msgspec.json.encode(info)))
 
 
 def detokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /detokenize"""
-    wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
-    vocabulary = _vocabulary_of(services, caller, wanted.model)
-    runs.check_token_count(wanted.tokens, services.model)
-    check_tokens(wanted.tokens, "tokens", vocabulary)
-    return json_response(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))
+    params = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
+    vocabulary = _vocabulary_of(services, caller, params.model)
+    runs.check_token_count(params.tokens, services.model)
+    check_tokens(params.tokens, "tokens", vocabulary)
+    return json_response(request, Detokenized(spell_tokens(params.tokens, vocabulary)))
 
 
 def list_models(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:

@@ -67,7 +67,7 @@ def own_path(request: Translated, path: str) -> str:
     if isinstance(request, CreateResponse):
         return path
     if name == "max_output_tokens":
-        return next((one for one in _LIMITS if getattr(request, one, None) is not None), "max_tokens")
+        return next((limit for limit in _LIMITS if getattr(request, limit, None) is not None), "max_tokens")
     if isinstance(request, TextRequest) or getattr(request, "prompt", None) is not None:
         return f"{_TEXT_NAMES.get(name, name)}{rest}"
     match name:
@@ -85,7 +85,7 @@ def _in_generation_config(request: Translated, name: str) -> str | None:
     if getattr(request, "generation_config", None) is None:
         return None
     names = _LIMITS if name in _LIMITS else (name,)
-    if name not in CONFIG_NAMES or any(getattr(request, one, None) is not None for one in names):
+    if name not in CONFIG_NAMES or any(getattr(request, field, None) is not None for field in names):
         return None
     return f"generation_config.{CONFIG_NAMES[name]}"
 
@@ -103,10 +103,10 @@ def _grammar_path(request: Translated, rest: str) -> str:
 
 def _in_tools(tools: list[dict[str, Any]] | None, rest: str) -> str:
     """The path within a chat's tools of one within a response's, whose tools are flat."""
-    found = _INDEXED.match(rest)
-    if found is None or found[2] in ("", "type"):
+    match = _INDEXED.match(rest)
+    if match is None or match[2] in ("", "type"):
         return rest
-    index, path = int(found[1]), found[2]
+    index, path = int(match[1]), match[2]
     tool = (tools or [])[index]
     kind = tool.get("type")
     if path.partition(".")[0] == kind:
@@ -124,9 +124,9 @@ def _in_choice(choice: Any, rest: str) -> str:
     if not isinstance(choice, dict) or not rest:
         return rest
     if isinstance(allowed := choice.get("allowed_tools"), dict):
-        if (found := _INDEXED.match(rest.removeprefix(".tools"))) and isinstance(allowed.get("tools"), list):
-            inner = _in_choice(allowed["tools"][int(found[1])], f".{found[2]}" if found[2] else "")
-            return f".allowed_tools.tools[{found[1]}]{inner}"
+        if (match := _INDEXED.match(rest.removeprefix(".tools"))) and isinstance(allowed.get("tools"), list):
+            inner = _in_choice(allowed["tools"][int(match[1])], f".{match[2]}" if match[2] else "")
+            return f".allowed_tools.tools[{match[1]}]{inner}"
         return f".allowed_tools{rest}"
     kind = choice.get("type")
     nested = rest == ".name" and kind in ("function", "custom") and "name" not in choice

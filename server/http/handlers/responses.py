@@ -62,18 +62,18 @@ MAX_IGNORED_TOOLS = 1024
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
-    wanted = decode(body, CreateResponse, endpoint="responses")
-    apply_body_request_id(request, wanted.request_id)
+    params = decode(body, CreateResponse, endpoint="responses")
+    apply_body_request_id(request, params.request_id)
     _event_names(services, request)  # which refuses before there is a response
-    with naming_own_fields(wanted):
-        (admitted,) = services.admission.admit(caller, [wanted], idempotency_key(request, body))
-    if wanted.tools and (ignored := ignored_types(services.tool_loop.servers, caller, wanted.tools)):
+    with naming_own_fields(params):
+        (admitted,) = services.admission.admit(caller, [params], idempotency_key(request, body))
+    if params.tools and (ignored := ignored_types(services.tool_loop.servers, caller, params.tools)):
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
         request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
-    if wanted.stream:
+    if params.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return event_stream(services, request, admitted.channel, reader, 0, admitted.begun)
-    if wanted.background:
+    if params.background:
         return json_response(request, _as_accepted(_read(services, caller, request, admitted.id), admitted))
     return _final_response(services, caller, request, admitted.id, admitted.channel)
 
@@ -96,10 +96,10 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     include = query_and_headers.include_values(request)
     query_and_headers.flag(request, "include_obfuscation")
     if not query_and_headers.flag(request, "stream"):
-        found = _read(services, caller, request, response)
+        stored = _read(services, caller, request, response)
         if SEALED_REASONING in include:
-            found = seal_reasoning(found, services.model.seal, caller.tenant)
-        return json_response(request, found)
+            stored = seal_reasoning(stored, services.model.seal, caller.tenant)
+        return json_response(request, stored)
     after = query_and_headers.resume_after(request)
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.resume(*after)
@@ -131,11 +131,11 @@ def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """POST /v1/responses/{response_id}/cancel, for running foreground responses too"""
     response = response_id(request)
-    found = _read(services, caller, request, response)
-    if found.status in TERMINAL_STATUSES:
-        if not found.background and found.status != "cancelled":
+    stored = _read(services, caller, request, response)
+    if stored.status in TERMINAL_STATUSES:
+        if not stored.background and stored.status != "cancelled":
             raise InvalidRequest("Cannot cancel a synchronous response.")
-        return json_response(request, found)
+        return json_response(request, stored)
     channel = services.hub.watch(caller.tenant, response)
     request_cancel = partial(
         claims.request_cancel, tenant=caller.tenant, response_id=response, reason="client_request"
@@ -174,12 +174,12 @@ def count_input_tokens(services: Services, caller: Caller, request: Request, bod
     """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
     asked = decode(body, CountInput, endpoint="responses")
     with naming_own_fields(asked):
-        wanted = msgspec.structs.replace(
+        params = msgspec.structs.replace(
             with_modern_names(asked),
             model=services.model.name if asked.model is None else asked.model,
             input=[] if asked.input is None else asked.input,
         )
-        tokens = services.admission.preparation.count_tokens(caller, wanted)
+        tokens = services.admission.preparation.count_tokens(caller, params)
     return json_response(request, InputTokens(tokens))
 
 
@@ -219,11 +219,11 @@ def input_items(services: Services, caller: Caller, request: Request, _body: byt
 
 def compact(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses/compact"""
-    wanted = decode(body, CreateResponse, endpoint="responses")
-    if wanted.input is None:
-        wanted = msgspec.structs.replace(wanted, input=[])
+    params = decode(body, CreateResponse, endpoint="responses")
+    if params.input is None:
+        params = msgspec.structs.replace(params, input=[])
     compacting = start_compaction(
-        services.database, services.model, caller, wanted, services.admission.history
+        services.database, services.model, caller, params, services.admission.history
     )
     if compacting.summary.is_short:
         return json_response(request, compacting.finish(None))
@@ -258,7 +258,7 @@ def event_stream(
 
 
 def _event_names(services: Services, request: HTTPConnection) -> OpenResponsesNames | None:
-    """What renames events on their way out, if that is wanted. Raises InvalidRequest."""
+    """Return the renaming of outgoing events that the request asks for, if any. Raises InvalidRequest."""
     names = request.headers.get(EVENT_NAMES, services.config.event_names)
     if names not in ("openai", "open-responses"):
         raise InvalidRequest(f"{EVENT_NAMES} must be openai or open-responses.", param=EVENT_NAMES)
@@ -292,20 +292,20 @@ def stored_end_reader(
     return lambda: final_responses(services.database, caller.tenant, ids)
 
 
-def _as_accepted(found: Response, admitted: AcceptedResponse) -> Response:
+def _as_accepted(stored: Response, admitted: AcceptedResponse) -> Response:
     """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
     than this answer.
     """
-    if admitted.begun is None or found.status != "in_progress":
-        return found
-    return msgspec.structs.replace(found, status="queued", output=[])
+    if admitted.begun is None or stored.status != "in_progress":
+        return stored
+    return msgspec.structs.replace(stored, status="queued", output=[])
 
 
 def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
-    found = find_response(services.database, caller.tenant, response)
-    if found is None:
+    stored = find_response(services.database, caller.tenant, response)
+    if stored is None:
         raise response_not_found(request)
-    return found
+    return stored
 
 
 def response_id(request: Request) -> UUID:
@@ -318,5 +318,5 @@ def response_id(request: Request) -> UUID:
 
 
 def response_not_found(request: Request) -> NotFound:
-    """What another tenant's id, a deleted one and one never made are all answered with."""
+    """Return the error for another tenant's id, a deleted one and one never made alike."""
     return NotFound(f"Response with id '{request.path_params['response_id'][:100]}' not found.")

@@ -33,7 +33,7 @@ from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
-"""Of a rotation that keeps the old secret; OpenAI's value."""
+"""The time for which a rotation keeps the old secret; OpenAI's value."""
 ADMIN = "/admin/"
 
 
@@ -62,8 +62,8 @@ def list_webhook_endpoints(services: Services, caller: Caller, request: Request,
         after = None if start is None else endpoints.get(connection, start, tenant)
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a webhook endpoint")
-        found = endpoints.list_page(connection, tenant, after, asked.limit, newest_first=asked.newest_first)
-    return json_response(request, page_of([endpoint_object(one) for one in found], asked.limit))
+        stored = endpoints.list_page(connection, tenant, after, asked.limit, newest_first=asked.newest_first)
+    return json_response(request, page_of([endpoint_object(row) for row in stored], asked.limit))
 
 
 def retrieve_webhook_endpoint(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
@@ -135,10 +135,10 @@ def list_webhook_deliveries(services: Services, caller: Caller, request: Request
         after = None if start is None else delivery_lists.get(connection, stored.tenant, stored.id, start)
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a delivery of this webhook endpoint")
-        found = delivery_lists.list_page(
+        deliveries = delivery_lists.list_page(
             connection, stored.tenant, stored.id, state, after, asked.limit, newest_first=asked.newest_first
         )
-    return json_response(request, page_of([delivery_object(one) for one in found], asked.limit))
+    return json_response(request, page_of([delivery_object(row) for row in deliveries], asked.limit))
 
 
 def redeliver_webhooks(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:

@@ -41,7 +41,7 @@ class PendingResponse:
     size: int
     """Bytes that it came in."""
     prefix: bytes
-    """What is put before the fields of every event of its stream."""
+    """JSON that is put before the fields of every event of its stream."""
 
     def drop_content(self) -> None:
         """Forgets what the message says, whose bytes do not count any more once the response has begun."""
@@ -49,11 +49,11 @@ class PendingResponse:
 
 
 class Session(Protocol):
-    """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
+    """The decisions of one connection. Methods are called in threads; `begin` and `end` one at a time."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Of the answer that opens the connection."""
+        """Headers of the response that opens the connection."""
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """The response that a message asks for, or the answer to it. `waiting` others are queued."""

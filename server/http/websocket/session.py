@@ -47,9 +47,9 @@ class RetainedResponse:
 
     items: Sequence[Item]
     message_bytes: int
-    """Of the messages that its items came in."""
+    """Bytes of the messages that its items came in."""
     item_bytes: int
-    """Of its items: messages, outputs, and stored items that were read, as they count decoded.
+    """Bytes of its decoded items: messages, outputs, and stored items that were read.
 
     Items that it shares with the response that it went on from count for both.
     """
@@ -58,7 +58,7 @@ class RetainedResponse:
 
 
 class RetainedResponses:
-    """What one connection retains. Thread-safe; each response counts until it is dropped."""
+    """The responses that one connection retains. Thread-safe; each response counts until it is dropped."""
 
     def __init__(self, limit: SharedLimit, tenant: str, most: int) -> None:
         """`limit` counts the bytes of all connections; `most` is for the bytes of this one's responses.
@@ -195,7 +195,7 @@ class SocketSession:
         if not isinstance(request, CreateMessage):
             return msgspec.json.encode(
                 SteerFailed(
-                    error=SteerDetail("steering_not_supported", "Responses cannot be steered here."),
+                    error=SteerDetail("steering_not_supported", "Steering a response is not supported."),
                     steer=Steer(request.previous_response_id, request.input),
                 )
             )

@@ -23,11 +23,11 @@ T = TypeVar("T", bound=Identified)
 
 
 class BudgetStanding(Struct, frozen=True, kw_only=True):
-    """What is used of a budget in its current period."""
+    """Use of a budget in its current period."""
 
     spent_tokens: int
     reserved_tokens: int
-    """What unfinished responses may still use."""
+    """Tokens that unfinished responses may still use."""
     remaining_tokens: int | None
     """Null without a budget of tokens."""
     spent_cost: str
@@ -86,9 +86,9 @@ class TenantErasure(Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether nothing is left; if not, send the request again."""
     removed: list[ErasedRows]
-    """Of `usage_ledger` and `audit_trail` also those that have lost their names."""
+    """Rows removed, by table; in `usage_ledger` and `audit_trail` also rows that have lost their names."""
     unfinished_responses: int
-    """Those that were cancelled and have not ended yet, so that nothing of them was removed."""
+    """Responses that were cancelled and have not ended yet, so that nothing of them was removed."""
     later_responses: int
     """Other users' responses among them, which went on from the user's."""
     database_users: list[str]
@@ -157,7 +157,7 @@ class Price(Identified, frozen=True, kw_only=True):
     output: str
 
 
-class Usage(Identified, frozen=True, kw_only=True):
+class UsageSums(Identified, frozen=True, kw_only=True):
     """Sums of the usage ledger. A field by which the sums are not grouped is null."""
 
     object: Literal["usage"] = "usage"
@@ -174,7 +174,7 @@ class Usage(Identified, frozen=True, kw_only=True):
     reasoning_tokens: int
     cost: str
     unpriced_responses: int
-    """Those without a price, which `cost` leaves out."""
+    """Responses without a price, which `cost` leaves out."""
 
 
 class TrailEntry(Identified, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class PricePage(Page[Price], frozen=True, kw_only=True):
     """A page of prices."""
 
 
-class UsagePage(Page[Usage], frozen=True, kw_only=True):
+class UsagePage(Page[UsageSums], frozen=True, kw_only=True):
     """A page of sums of usage."""
 
 

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 MAX_COUNT = 10**15
 MAX_INT32 = 2**31 - 1
 MAX_DECIMALS = 12
-"""Of an amount of money."""
+"""Decimal places of an amount of money."""
 MAX_NAMES = 256
 """Models or tools of one key."""
 MAX_USER = 512
@@ -15,7 +15,7 @@ MAX_USER = 512
 MAX_TEXT = 256
 """Characters of a key's name, a tenant's contact, the name of a model or a tool."""
 MAX_SECONDS = 90 * 24 * 3600
-"""Of the time for which a rotated key stays valid."""
+"""Seconds for which a rotated key may stay valid."""
 MAX_UNIX_SECONDS = 32503680000
 """The year 3000."""
 
@@ -128,14 +128,15 @@ class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = UNSET
     ends_streams: Annotated[
-        bool | UnsetType, Meta(description="What runs with it ends when it expires or is revoked.")
+        bool | UnsetType,
+        Meta(description="Its streams, WebSockets and responses end when it expires or is revoked."),
     ] = UNSET
 
 
 class CreateKey(UpdateKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/keys."""
 
-    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
+    tenant: Annotated[TenantName, Meta(description="Tenant that owns it.")]
 
 
 class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,9 +170,10 @@ class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[Name, Meta(description="Model, by its name.")]
     input: Annotated[Amount, Meta(description="Price of tokens of the prompt.")]
     cached_input: Annotated[
-        Amount | None, Meta(description="Price of cached tokens of the prompt; null: as of the others.")
+        Amount | None,
+        Meta(description="Price of cached tokens of the prompt; null: the price of other tokens."),
     ] = None
     output: Annotated[Amount, Meta(description="Price of tokens of the output.")]
     valid_from: Annotated[
-        UnixSeconds | None, Meta(description="From when on, in UTC unless it has a zone; null: now.")
+        UnixSeconds | None, Meta(description="Start of the price, in UTC unless it has a zone; null: now.")
     ] = None

@@ -129,7 +129,7 @@ def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
         )
     if message.get("audio") is not None:
         raise DecodeFailure(
-            "No answer here is spoken: send what was said as the message's content.",
+            "Audio is not supported: send the transcript as the message's content.",
             f"{path}.audio",
             "unsupported_parameter",
         )

@@ -103,7 +103,7 @@ def _read_image(part: dict[str, Any], path: str) -> InputImage:
     image: _Image = convert(part, _Image, path)
     if not image.image_url and not image.file_id:
         raise DecodeFailure(
-            f"Missing required parameter: '{path}.image_url'; a picture has an image_url or a file_id.",
+            f"Missing required parameter: '{path}.image_url'; an image has an image_url or a file_id.",
             f"{path}.image_url",
             "missing_required_parameter",
         )

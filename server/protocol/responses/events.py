@@ -390,8 +390,8 @@ class EventId(NamedTuple):
 
 def parse_event_id(text: str) -> EventId | None:
     """None for what was never the id of an event."""
-    found = _ID.fullmatch(text)
-    return None if found is None else EventId(int(found["number"]), found["mark"])
+    match = _ID.fullmatch(text)
+    return None if match is None else EventId(int(match["number"]), match["mark"])
 
 
 def frame_id(frame: bytes) -> EventId | None:

@@ -22,7 +22,7 @@ class ResponseFacts:
     key_id: str | None = None
     end_user: str | None = None
     request_id: str | None = None
-    """Of the HTTP request that created it."""
+    """Id of the HTTP request that created the response."""
     trace_parent: str | None = None
     """`traceparent` of the span of that request; None if it is not traced."""
     user_agent: str | None = None

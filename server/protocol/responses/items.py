@@ -12,12 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from server.protocol.decode import decode_as
 from server.protocol.input_files import file_text
-from server.protocol.responses.settings_items import (
-    AdditionalTools,
-    CompletedItem,
-    ConfigurationUpdate,
-    SettingsItem,
-)
+from server.protocol.responses.request import Effort
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -77,7 +72,7 @@ class PreparedImage(InputImage, frozen=True, tag="input_image"):
     digest: bytes = b""
     """SHA-256 of `data`."""
     text: str = ""
-    """What stands for the picture in the prompt's text; see `engine.request.ImageText`."""
+    """The picture's placeholder in the prompt's text; see `engine.request.ImageText`."""
     tokens: int = 0
 
 
@@ -210,6 +205,39 @@ class ListedTool(msgspec.Struct, frozen=True):
     def repeatable(self) -> bool:
         """The tool declares itself read-only or idempotent, so that a call may be repeated after a crash."""
         return self.only_reads or bool((self.annotations or {}).get("idempotentHint"))
+
+
+class CompletedItem(msgspec.Struct, frozen=True, tag_field="type"):
+    id: str
+
+    @property
+    def status(self) -> Literal["completed"]:
+        """The status in the item's row; OpenAI's items of these types have none."""
+        return "completed"
+
+
+class AdditionalTools(CompletedItem, frozen=True, tag="additional_tools"):
+    """Tools that the conversation has from this item on."""
+
+    tools: list[dict[str, Any]]
+    """The tools as declared; tools of supported types with all of their fields."""
+    role: Literal["developer"] = "developer"
+
+
+class ReasoningUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Effort | UnsetType | None = UNSET
+    """None is the model's default."""
+
+
+class ConfigurationUpdate(CompletedItem, frozen=True, tag="configuration_update"):
+    """Settings that the conversation has from this item on."""
+
+    reasoning: ReasoningUpdate | UnsetType = UNSET
+    text: dict[str, Any] | UnsetType = UNSET
+    """`{"format": …}`, a `TextFormat`."""
+
+
+SettingsItem = AdditionalTools | ConfigurationUpdate
 
 
 class McpListTools(CompletedItem, frozen=True, tag="mcp_list_tools"):

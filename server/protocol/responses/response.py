@@ -122,9 +122,9 @@ class Ending:
     output_tokens: int
     reasoning_tokens: int
     queue_seconds: float | None = None
-    """How long its turns waited in the engine, as far as this replica has measured it."""
+    """Time that its turns waited in the engine, as far as this replica has measured it."""
     prefill_seconds: float | None = None
-    """From their first step to their first token, likewise."""
+    """Time from its turns' first steps to their first tokens, likewise."""
     turns: Sequence[TurnUsage] = ()
     """Token counts of each model turn."""
     error_code: str | None = None
@@ -264,9 +264,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
     """Present after the end, if requested; null for the prompt's first token."""
     stop_reason: str | int | UnsetType | None = UNSET
-    """For choices of completions: the stop string or stop token id that ended the output."""
+    """Choices of completions have it: the stop string or stop token id that ended the output."""
     cumulative_logprob: float | UnsetType = UNSET
-    """For choices ranked by `best_of`: the sum of the logprobs of all output tokens."""
+    """Choices ranked by `best_of` have it: the sum of the logprobs of all output tokens."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from msgspec import UNSET, Meta, UnsetType
 from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.content_parts import refuse_deep
+from server.protocol.responses.items import AdditionalTools, ConfigurationUpdate, ReasoningUpdate
 from server.protocol.responses.request import MAX_TOOLS, ToolParam
-from server.protocol.responses.settings_items import AdditionalTools, ConfigurationUpdate, ReasoningUpdate
 from server.protocol.responses.tools import (
     TOOL_TYPES,
     McpTool,

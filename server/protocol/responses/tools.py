@@ -26,7 +26,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.
 
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
-"""Who may call a tool: the model directly, which is the default, or programs that it writes."""
+"""Callers that a tool allows: the model directly, which is the default, or programs that it writes."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
@@ -223,9 +223,9 @@ def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[
     for index, element in enumerate(declared or ()):
         kind = element.get("type")
         if kind == "namespace":
-            for place, inner in enumerate(element["tools"]):
+            for position, inner in enumerate(element["tools"]):
                 if inner.get("name") == name:
-                    return f"tools[{index}].tools[{place}]", inner["type"]
+                    return f"tools[{index}].tools[{position}]", inner["type"]
         elif kind in ("function", "custom") and element.get("name") == name:
             return f"tools[{index}]", kind
     return "tools", None
@@ -348,7 +348,7 @@ def declaration(tool: Tool) -> dict[str, Any]:
 
 
 def declared_name(element: dict[str, Any]) -> str:
-    """What tells a declared tool apart from others: its name or label, of OpenAI's own tools their type."""
+    """Return the identity of a declared tool: its name or label, or the type of OpenAI's own tools."""
     return str(element.get("name") or element.get("server_label") or element.get("type"))
 
 

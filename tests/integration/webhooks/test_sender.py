@@ -248,7 +248,7 @@ def test_a_name_that_changes_to_a_private_address_is_not_connected_to(
     with running(database, client, first_pause=3600):
         eventually(lambda: deliveries(database, "attempts, last_error is not null") == [(1, True)])
     ((error,),) = deliveries(database, "last_error")
-    assert error == "hooks.example does not lead to an address that may be visited."
+    assert error == "hooks.example does not resolve to an allowed address."
     assert receiver.arrivals.all == []
 
 

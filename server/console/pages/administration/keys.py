@@ -26,12 +26,12 @@ def index(console: ConsoleRequest) -> Answer:
         raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
     with console.services.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
-        found = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
-        listed = keys.key_objects(connection, found[:PAGE_ROWS])
+        stored = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
+        listed = keys.key_objects(connection, stored[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",
         keys=listed,
-        more=len(found) > PAGE_ROWS,
+        more=len(stored) > PAGE_ROWS,
         arguments={"tenant": tenant or "", "state": state or ""},
         states=KEY_STATES,
     )

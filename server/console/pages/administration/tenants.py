@@ -1,24 +1,32 @@
-"""Tenants: the list, a tenant with its keys and webhook endpoints; its settings made, changed and deleted."""
+"""Tenants: the list; a tenant with its keys and webhook endpoints; settings, endpoints and erasure."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from server.administration import keys, tenants
+from server.administration import erasure, keys, tenants, webhooks
+from server.administration.request_fields import read_request
+from server.administration.webhooks import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config
 from server.console.console_request import ConsoleRequest
 from server.console.forms import form_fields, read_form
 from server.console.pages.administration.keys import new_form_id
-from server.errors import NotFound
+from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
-from server.protocol.administration.requests import CreateTenant, UpdateKey, UpdateTenant
+from server.http.handlers.administration_data import ERASE_SECONDS
+from server.http.handlers.webhooks import OVERLAP
+from server.maintenance.erasure import Outcome
+from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
+from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.console import tenants as listed
+from server.store.database import Connection
+from server.store.erasure.subject import Subject
 from server.store.webhooks import endpoints
+from server.store.webhooks.endpoints import StoredEndpoint
 
 PAGE_ROWS = 200
 NEW = {"budget_period": NO_LIMITS.budget_period}
@@ -78,7 +86,7 @@ def show(console: ConsoleRequest) -> Answer:
         keys=shown_keys,
         more_keys=len(newest_keys) > KEY_ROWS,
         new_key=form_fields(UpdateKey, {**NEW, "scopes": DEFAULT_SCOPES}),
-        endpoints=[(webhook_endpoint_id(one.id), one) for one in hooks],
+        endpoints=[(webhook_endpoint_id(endpoint.id), endpoint) for endpoint in hooks],
         new_endpoint=form_fields(CreateEndpoint, {"event_types": EVENT_TYPES}),
         once=new_form_id(),
         defaults=_defaults(console.services.config),
@@ -116,3 +124,90 @@ def tenant_of(console: ConsoleRequest) -> str:
     if "\0" in name or len(name) > 63:
         raise NotFound("There is no such tenant.")
     return name
+
+
+def create_endpoint(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
+    requested = read_form(console.form, CreateEndpoint)
+    seal, allowed = console.services.model.seal, console.services.allowed_receivers
+    with console.services.database.begin() as connection:
+        made = webhooks.create_endpoint(
+            connection, console.actor, seal, allowed, tenant_of(console), requested
+        )
+    return _secret_page(console, made)
+
+
+def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
+    change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
+    allowed = console.services.allowed_receivers
+    with console.services.database.begin() as connection:
+        stored = _find_endpoint(connection, console)
+        webhooks.update_endpoint(connection, console.actor, allowed, stored, change)
+    return console.redirect(f"/console/tenants/{stored.tenant}")
+
+
+def rotate_secret(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/rotate: the answer has the new secret"""
+    with console.services.database.begin() as connection:
+        stored = _find_endpoint(connection, console)
+        made = webhooks.rotate_secret(connection, console.actor, console.services.model.seal, stored, OVERLAP)
+    return _secret_page(console, made)
+
+
+def delete_endpoint(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/delete"""
+    with console.services.database.begin() as connection:
+        stored = _find_endpoint(connection, console)
+        webhooks.delete_endpoint(connection, console.actor, stored)
+    return console.redirect(f"/console/tenants/{stored.tenant}")
+
+
+def _secret_page(console: ConsoleRequest, made: NewSecret) -> Answer:
+    return console.page(
+        "administration/new_secret.html", endpoint=made.stored, secret=made.secret, tenant=made.stored.tenant
+    )
+
+
+def _find_endpoint(connection: Connection, console: ConsoleRequest) -> StoredEndpoint:
+    name: str = console.request.path_params["endpoint_id"]
+    return webhooks.find(connection, name, tenant_of(console), lock=True)
+
+
+def show_erasure(console: ConsoleRequest) -> Answer:
+    """GET /console/tenants/{tenant}/erase"""
+    return _erasure(console, Subject(tenant_of(console), None, False), None, erased=False)
+
+
+def count_erasure(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/erase/count: counts, and a second form"""
+    subject = _subject(console)
+    outcome = erasure.count(console.services.database, subject, console.services.config.lease_seconds)
+    return _erasure(console, subject, outcome, erased=False)
+
+
+def erase(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/erase: for some seconds; the page says whether anything is left"""
+    subject = _subject(console)
+    if console.form.get("confirmation", "").strip() != subject.tenant:
+        raise InvalidRequest(
+            f"Type the tenant's name, {subject.tenant}, to erase; nothing was removed.", param="confirmation"
+        )
+    erasure.refuse_own_tenant(subject, console.caller.tenant)
+    lease = console.services.config.lease_seconds
+    outcome = erasure.erase(console.services.database, console.actor, subject, lease, ERASE_SECONDS)
+    return _erasure(console, subject, outcome, erased=True)
+
+
+def _subject(console: ConsoleRequest) -> Subject:
+    """Read the tenant or end user from the form. Raises InvalidRequest."""
+    user = console.form.get("user", "") or None
+    requested = read_request({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
+    return Subject(tenant_of(console), requested.user, requested.keep_usage)
+
+
+def _erasure(console: ConsoleRequest, subject: Subject, outcome: Outcome | None, *, erased: bool) -> Answer:
+    rows = [] if outcome is None else sorted((+outcome.rows).items())
+    return console.page(
+        "administration/erase.html", subject=subject, outcome=outcome, rows=rows, erased=erased
+    )

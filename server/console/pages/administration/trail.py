@@ -17,7 +17,7 @@ PAGE_ROWS = 100
 _TIMES = ("since", "until")
 _FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
-"""Those whose details only admins see."""
+"""Actions whose details only admins see."""
 
 
 def show(console: ConsoleRequest) -> Answer:
@@ -31,7 +31,7 @@ def show(console: ConsoleRequest) -> Answer:
 
     rows = console.services.database.read(work)
     if rows is None:
-        raise InvalidRequest("after is no entry of the audit trail.", param="after")
+        raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after")
     shown = rows[:PAGE_ROWS]
     older = {**arguments, "after": str(shown[-1].id)} if len(rows) > PAGE_ROWS else None
     return console.page(
@@ -61,4 +61,4 @@ def _entry(after: str) -> UUID | None:
     try:
         return UUID(after) if after else None
     except ValueError:
-        raise InvalidRequest("after is no entry of the audit trail.", param="after") from None
+        raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after") from None

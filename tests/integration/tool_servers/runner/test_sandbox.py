@@ -11,11 +11,10 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 from tool_servers.runner import processes
-from tool_servers.runner.find_python import find_python
-from tool_servers.runner.limits import MB, Limits
-from tool_servers.runner.sandbox import Command, RunResult, Sandbox
+from tool_servers.runner.bubblewrap import MB, SandboxLimits
+from tool_servers.runner.sandbox import RunResult, Sandbox, ShellCommand, find_python
 
-LIMITS = Limits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
+LIMITS = SandboxLimits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
 
 
 class Session:
@@ -24,7 +23,7 @@ class Session:
     def __init__(self) -> None:
         self.sandbox = Sandbox(LIMITS, find_python(None))
 
-    def run(self, piece: str | Command) -> RunResult:
+    def run(self, piece: str | ShellCommand) -> RunResult:
         ran = self.sandbox.run(piece)
         if ran.ended is not None:
             self.begin_anew()
@@ -34,7 +33,7 @@ class Session:
         self.sandbox.close()
         self.sandbox = Sandbox(LIMITS, find_python(None))
 
-    def says(self, piece: str | Command) -> str:
+    def says(self, piece: str | ShellCommand) -> str:
         """What code prints, or a command, that leaves the sandbox whole."""
         ran = self.run(piece)
         assert ran.ended is None, ran
@@ -82,28 +81,30 @@ def test_output_is_in_the_order_in_which_it_was_printed(session: Session) -> Non
 
 def test_command_prints_both_its_streams_in_its_folder_and_environment(session: Session) -> None:
     words = ["sh", "-c", "echo one; echo two >&2; pwd; echo $GREETING; cat"]
-    assert session.says(Command(words, "/usr", {"GREETING": "Hi"})) == "one\ntwo\n/usr\nHi\n"
-    assert session.says(Command(["pwd"])) == "/mnt/data\n"
+    assert session.says(ShellCommand(words, "/usr", {"GREETING": "Hi"})) == "one\ntwo\n/usr\nHi\n"
+    assert session.says(ShellCommand(["pwd"])) == "/mnt/data\n"
 
 
 def test_end_of_a_command_is_told_unless_all_is_well(session: Session) -> None:
-    assert session.says(Command(["true"])) == ""
-    assert session.says(Command(["sh", "-c", "echo no; exit 3"])) == "no\n[exit code 3]\n"
-    assert session.says(Command(["sh", "-c", "kill -9 $$"])) == "[exit code -9]\n"
+    assert session.says(ShellCommand(["true"])) == ""
+    assert session.says(ShellCommand(["sh", "-c", "echo no; exit 3"])) == "no\n[exit code 3]\n"
+    assert session.says(ShellCommand(["sh", "-c", "kill -9 $$"])) == "[exit code -9]\n"
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        Command(["no-such-program"]),
-        Command(["ls"], "/no-such-folder"),
-        Command(["ls", "\0"]),
-        Command(["ls"], variables={"A=B": "c"}),
-        Command(["echo", "x" * 200_000]),
-        Command([""]),
+        ShellCommand(["no-such-program"]),
+        ShellCommand(["ls"], "/no-such-folder"),
+        ShellCommand(["ls", "\0"]),
+        ShellCommand(["ls"], variables={"A=B": "c"}),
+        ShellCommand(["echo", "x" * 200_000]),
+        ShellCommand([""]),
     ],
 )
-def test_command_that_cannot_be_begun_is_told_with_the_reason(session: Session, command: Command) -> None:
+def test_command_that_cannot_be_begun_is_told_with_the_reason(
+    session: Session, command: ShellCommand
+) -> None:
     told = session.says(command)
     assert told.startswith(f"{command.words[0]}: ")
     assert "Traceback" not in told
@@ -115,7 +116,8 @@ def test_command_that_does_not_end_is_killed_with_all_it_began(
 ) -> None:
     words = ["sh", "-c", "sleep 1000 & echo begun; wait"]
     assert (
-        session.says(Command(words, seconds=seconds)) == "begun\n[It did not end in time and was killed.]\n"
+        session.says(ShellCommand(words, seconds=seconds))
+        == "begun\n[It did not end in time and was killed.]\n"
     )
     left = (
         "import subprocess; subprocess.run(['pgrep', '-c', 'sleep'], capture_output=True, text=True).stdout"
@@ -125,7 +127,7 @@ def test_command_that_does_not_end_is_killed_with_all_it_began(
 
 def test_code_goes_on_with_its_names_behind_a_command(session: Session) -> None:
     session.says("kept = 7")
-    session.says(Command(["true"]))
+    session.says(ShellCommand(["true"]))
     assert session.says("kept") == "7\n"
 
 

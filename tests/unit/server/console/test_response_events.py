@@ -8,7 +8,7 @@ import pytest
 from server.console.pages.response_events import MAX_BYTES, MAX_PAYLOAD_BYTES, event_page
 from server.protocol.responses.events import Kind
 from server.store.log_read import LogRow
-from tests.unit.server.console.contents.test_timeline import CREATED, Log
+from tests.unit.server.console.test_timeline import CREATED, Log
 
 
 def page(log: Log, first: int = 0, limit: int = 100, *, contents: bool = True) -> list[dict[str, Any]]:

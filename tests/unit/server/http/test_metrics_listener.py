@@ -9,7 +9,7 @@ import pytest
 
 from server.configuration.settings import Config
 from server.http.metrics_listener import MetricsListener
-from server.metrics.exposition import Metrics
+from server.metrics.families import Metrics
 
 LIMIT = 32
 

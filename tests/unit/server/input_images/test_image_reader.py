@@ -270,12 +270,12 @@ def test_a_picture_is_fetched_from_an_allowed_host_and_kept_beside_its_url(web: 
 @pytest.mark.parametrize(
     ("path", "hosts", "message"),
     [
-        ("/square.png", "http://other.test", "does not let"),
-        ("/square.png", "*", "does not let"),
-        ("/away", "http://{}", "does not let"),
+        ("/square.png", "http://other.test", "does not allow"),
+        ("/square.png", "*", "does not allow"),
+        ("/away", "http://{}", "does not allow"),
         ("/nothing", "http://{}", "answered 404"),
         ("/long", "http://{}", "larger than"),
-        ("/page", "http://{}", "is none"),
+        ("/page", "http://{}", "must be a PNG"),
     ],
 )
 def test_a_picture_that_may_not_or_cannot_be_fetched_is_refused_with_its_path(

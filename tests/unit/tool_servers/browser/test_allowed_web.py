@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from server.outbound_http import allowed_addresses as of_the_server
 from tool_servers.browser.allowed_web import (
     AllowedWeb,
-    Refused,
+    ForbiddenUrl,
     allow_host_of,
     is_public,
     read_allowed,
@@ -28,7 +28,7 @@ OUTSIDE = ["8.8.8.8", "172.32.0.1", "2606:4700::1111", "64:ff9b::8.8.8.8", "::ff
 def _may_visit(url: str, allowed: AllowedWeb) -> bool:
     try:
         allowed.check_url(read_url(url))
-    except Refused:
+    except ForbiddenUrl:
         return False
     return True
 
@@ -36,7 +36,7 @@ def _may_visit(url: str, allowed: AllowedWeb) -> bool:
 @pytest.mark.parametrize("address", INSIDE + INSIDE_V6 + [f"::ffff:{inside}" for inside in INSIDE])
 def test_an_inner_address_is_not_public_and_not_visited_under_any_name(address: str) -> None:
     assert not is_public(ip_address(address))
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         read_allowed("http://*").check_addresses("a.example", ["8.8.8.8", address])
 
 
@@ -55,7 +55,7 @@ def test_an_address_is_public_exactly_if_the_server_finds_it_so(number: int, pre
 def test_a_name_that_does_not_exist_is_refused_in_the_words_of_one_that_leads_inside() -> None:
     said = []
     for addresses in ([], ["10.0.0.1"], ["nonsense"]):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ForbiddenUrl) as caught:
             read_allowed("*").check_addresses("a.example", addresses)
         said.append(str(caught.value))
     assert len(set(said)) == 1
@@ -116,7 +116,7 @@ def test_addresses_inside_may_be_visited_when_they_are_listed() -> None:
     assert allowed.check_addresses("a.example", ["10.1.2.3"]) == [IPv4Address("10.1.2.3")]
     assert allowed.check_addresses("a.example", ["::ffff:10.1.2.3"])
     for host, address in (("10.2.0.1", "10.2.0.1"), ("a.example", "10.9.9.9")):
-        with pytest.raises(Refused):
+        with pytest.raises(ForbiddenUrl):
             allowed.check_addresses(host, [address])
 
 
@@ -126,7 +126,7 @@ def test_the_url_of_a_search_allows_that_server_and_nothing_beside_it() -> None:
     assert allowed.check_addresses("searxng", ["172.18.0.3"])
     assert not _may_visit("http://searxng:8889/", allowed)
     assert not _may_visit("http://169.254.169.254/latest", allowed)
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         allowed.check_addresses("other", ["172.18.0.3"])
 
 

@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tool_servers.browser.allowed_web import AllowedWeb, Refused, read_allowed
+from tool_servers.browser.allowed_web import AllowedWeb, ForbiddenUrl, read_allowed
 from tool_servers.browser.browser_tabs import MAX_PAGES, BrowserError, BrowserTabs, Web
-from tool_servers.browser.fetch import FetchedPage, Unreachable
+from tool_servers.browser.fetch import FetchedPage, PageUnreachable
 from tool_servers.browser.page import from_html
 
 SEARCH = "http://search.inside/search"
@@ -63,8 +63,8 @@ def test_a_search_is_a_page_whose_links_are_opened_by_number(web: Fake, opened: 
 
 
 def test_what_is_not_allowed_or_not_there_is_told(web: Fake, opened: BrowserTabs) -> None:
-    web.pages["https://a.example/"] = Refused("no")
-    web.pages["https://b.example/"] = Unreachable("slow")
+    web.pages["https://a.example/"] = ForbiddenUrl("no")
+    web.pages["https://b.example/"] = PageUnreachable("slow")
     web.has("https://c.example/", "gone", status=404)
     web.has("https://d.example/", "MZ", "application/octet-stream")
     told = [_says(opened, f"https://{name}.example/") for name in "abcd"]

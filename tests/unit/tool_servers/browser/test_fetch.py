@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tool_servers.browser.allowed_web import Refused, allow_host_of, read_allowed
-from tool_servers.browser.fetch import FetchedPage, Lookup, Unreachable, fetch
+from tool_servers.browser.allowed_web import ForbiddenUrl, allow_host_of, read_allowed
+from tool_servers.browser.fetch import FetchedPage, Lookup, PageUnreachable, fetch
 
 
 def _page(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -76,14 +76,14 @@ def test_an_allowed_page_is_fetched_with_as_few_words_as_possible(
 def test_loopback_is_not_reached_by_its_own_names_where_all_that_is_public_may_be(
     site: Site, url: str
 ) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         fetch(url.replace("{port}", str(site.port)), read_allowed(f"http://*:{site.port}"))
     assert site.requests == []
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"])
 def test_a_name_that_leads_inside_is_not_followed(site: Site, address: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         fetch(
             f"http://a.example:{site.port}/",
             read_allowed(f"http://*:{site.port}"),
@@ -97,7 +97,7 @@ def test_a_rebinding_name_is_connected_to_at_the_address_that_was_checked(site: 
     allowed = read_allowed(f"http://a.example:{site.port}, 127.0.0.1/32")
     assert fetch(f"http://a.example:{site.port}/", allowed, lookup=lookup).body == b"secret"
     assert f"host: a.example:{site.port}\r\n".encode() in site.requests[0].lower()
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         fetch(f"http://a.example:{site.port}/", allowed, lookup=lookup)
     assert len(site.requests) == 1
 
@@ -106,7 +106,7 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next(site: Site) -> 
     allowed = read_allowed(f"http://a.example:{site.port}, 127.0.0.0/8")
     lookup = leads_to(["127.0.0.9", "127.0.0.1"])
     assert fetch(f"http://a.example:{site.port}/", allowed, lookup=lookup).body == b"secret"
-    with pytest.raises(Unreachable, match="could not be fetched"):
+    with pytest.raises(PageUnreachable, match="could not be fetched"):
         fetch(f"http://a.example:{site.port}/", allowed, lookup=leads_to(["127.0.0.9"]))
 
 
@@ -118,7 +118,7 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next(site: Site) -> 
 def test_a_redirect_is_checked_like_the_first_url(site: Site, location: str) -> None:
     there = location.replace("{port}", str(site.port))
     site.answer = lambda: iter([_page(b"", f"location: {there}", status="302 Found")])
-    with pytest.raises(Refused):
+    with pytest.raises(ForbiddenUrl):
         fetch(site.url, read_allowed(f"http://127.0.0.1:{site.port}"))
     assert len(site.requests) == 1
 
@@ -130,7 +130,7 @@ def test_redirects_are_followed_without_cookies_until_there_are_too_many(site: S
     assert (page.url, page.body) == (site.url + "b", b"there")
     assert b"cookie" not in site.requests[1].lower()
     site.answer = lambda: iter([_page(b"", "location: /again", status="307 Temporary Redirect")])
-    with pytest.raises(Unreachable, match="too often"):
+    with pytest.raises(PageUnreachable, match="too often"):
         fetch(site.url, allow_host_of(site.url))
     assert len(site.requests) == 6
 
@@ -138,12 +138,12 @@ def test_redirects_are_followed_without_cookies_until_there_are_too_many(site: S
 def test_a_page_that_is_too_large_is_given_up_also_when_it_is_compressed(site: Site) -> None:
     allowed = allow_host_of(site.url)
     site.answer = lambda: iter([_page(b"x" * 100_001)])
-    with pytest.raises(Unreachable, match="larger than 100000 bytes"):
+    with pytest.raises(PageUnreachable, match="larger than 100000 bytes"):
         fetch(site.url, allowed, max_bytes=100_000)
     bomb = gzip.compress(bytes(200 * 1024 * 1024), 9)
     site.answer = lambda: iter([_page(bomb, "content-encoding: gzip")])
     began = time.process_time()
-    with pytest.raises(Unreachable, match="larger than 1000000 bytes"):
+    with pytest.raises(PageUnreachable, match="larger than 1000000 bytes"):
         fetch(site.url, allowed, max_bytes=1_000_000)
     assert time.process_time() - began < 1
 
@@ -153,10 +153,10 @@ def test_a_compressed_page_is_read_as_it_was_asked_for(site: Site) -> None:
     site.answer = lambda: iter([_page(gzip.compress(b"hello" * 1000), "content-encoding: gzip")])
     assert fetch(site.url, allowed).body == b"hello" * 1000
     site.answer = lambda: iter([_page(b"hello", "content-encoding: gzip")])
-    with pytest.raises(Unreachable, match="not compressed as it says"):
+    with pytest.raises(PageUnreachable, match="not compressed as it says"):
         fetch(site.url, allowed)
     site.answer = lambda: iter([_page(b"hello", "content-encoding: br")])
-    with pytest.raises(Unreachable, match="not asked for"):
+    with pytest.raises(PageUnreachable, match="not requested"):
         fetch(site.url, allowed)
 
 
@@ -171,7 +171,7 @@ def test_an_answer_that_drips_is_over_in_time(site: Site, begin: bytes) -> None:
 
     site.answer = drip
     began = time.monotonic()
-    with pytest.raises(Unreachable):
+    with pytest.raises(PageUnreachable):
         fetch(site.url, allow_host_of(site.url), seconds=0.5)
     over.set()
     assert time.monotonic() - began < 20
@@ -184,7 +184,7 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for() -> None:
         over.wait(30)
         return []
 
-    with pytest.raises(Unreachable, match=r"within 0\.2 seconds"):
+    with pytest.raises(PageUnreachable, match=r"within 0\.2 seconds"):
         fetch("https://example.com/", read_allowed("*"), seconds=0.2, lookup=lookup)
     assert not over.is_set()
     over.set()
@@ -192,5 +192,5 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for() -> None:
 
 def test_nonsense_is_no_page(site: Site) -> None:
     site.answer = lambda: iter([b"\x00\xffnonsense\r\n\r\n"])
-    with pytest.raises(Unreachable):
+    with pytest.raises(PageUnreachable):
         fetch(site.url, allow_host_of(site.url))

@@ -12,8 +12,8 @@ from tool_servers import seccomp
 from tool_servers.browser.page import (
     MAX_CHARACTERS,
     WIDTH,
-    Page,
     PageUnreadable,
+    WebPage,
     decode_body,
     find_lines,
     from_html,
@@ -117,7 +117,7 @@ def take_over(url, html):
         lambda: os.execv("/bin/true", ["/bin/true"]),
         lambda: open(url, "w"),
     )
-    return page.Page(url, " ".join(map(tried, attempts)), ())
+    return page.WebPage(url, " ".join(map(tried, attempts)), ())
 
 
 page.from_html = take_over
@@ -133,7 +133,7 @@ def test_a_page_that_takes_its_parser_over_reaches_neither_the_network_nor_files
     ran = subprocess.run(
         [sys.executable, "-c", TAKEN_OVER], input=message, capture_output=True, check=True, timeout=60
     )
-    assert set(msgspec.json.decode(ran.stdout, type=Page).title.split()) == {"PermissionError"}
+    assert set(msgspec.json.decode(ran.stdout, type=WebPage).title.split()) == {"PermissionError"}
     assert not (tmp_path / "written").exists()
 
 
@@ -158,24 +158,24 @@ def test_the_charset_is_the_headers_or_the_pages_own_or_utf_8() -> None:
 
 
 def test_a_view_has_numbered_lines_and_says_which() -> None:
-    page = Page(URL, "Title", tuple(f"line {number}" for number in range(10)))
+    page = WebPage(URL, "Title", tuple(f"line {number}" for number in range(10)))
     assert (
         number_lines(page, 3, 2, 2)
         == f"[3] Title ({URL})\n**viewing lines [2 - 3] of 9**\n\nL2: line 2\nL3: line 3"
     )
     with pytest.raises(ValueError, match="lines 0 to 9"):
         number_lines(page, 3, 10)
-    long = Page(URL, "Title", ("x" * 80,) * 5000)
+    long = WebPage(URL, "Title", ("x" * 80,) * 5000)
     assert len(number_lines(long, 0)) < 10_000
     assert len(number_lines(long, 0, 0, 10**9).splitlines()) < 1100
-    assert "of 0" in number_lines(Page(URL, URL, ()), 0)
+    assert "of 0" in number_lines(WebPage(URL, URL, ()), 0)
 
 
 def test_what_is_found_is_shown_with_the_lines_around_it() -> None:
-    page = Page(URL, "Title", tuple(f"line {number}" for number in range(10)))
+    page = WebPage(URL, "Title", tuple(f"line {number}" for number in range(10)))
     assert "# found at L5\nL4: line 4\nL5: line 5\nL6: line 6" in find_lines(page, 0, "LINE 5")
     assert "No line has" in find_lines(page, 0, "absent")
-    assert "more places were left out" in find_lines(Page(URL, "T", ("x",) * 500), 0, "x")
+    assert "more places were left out" in find_lines(WebPage(URL, "T", ("x",) * 500), 0, "x")
 
 
 @pytest.mark.parametrize("charset", ["punycode", "PunyCode", "idna"])

@@ -9,11 +9,11 @@ from tests.support.eventually import eventually
 from tool_servers.browser.allowed_web import AllowedWeb
 from tool_servers.browser.browser_tabs import MAX_BYTES, BrowserError, BrowserTabs, Web
 from tool_servers.browser.fetch import FetchedPage
-from tool_servers.browser.mcp_server import MAX_ACTIONS_PER_TENANT, MAX_BYTES_PER_TENANT, Sessions
+from tool_servers.browser.mcp_server import MAX_ACTIONS_PER_TENANT, MAX_BYTES_PER_TENANT, BrowserSessions
 from tool_servers.browser.mcp_server import MAX_BYTES as MAX_BYTES_OF_ALL
-from tool_servers.browser.page import Page
+from tool_servers.browser.page import WebPage
 
-PAGE = Page("https://example.com/", "A page", ("x" * 1000,) * 7_500)
+PAGE = WebPage("https://example.com/", "A page", ("x" * 1000,) * 7_500)
 """Nearly half of the bytes that a session may have open, though its lines are one in memory."""
 WEB = Web(
     None,
@@ -42,7 +42,7 @@ def test_pages_of_a_session_are_closed_beyond_its_bytes_and_cursors_stay() -> No
 
 
 def test_a_tenant_beyond_its_bytes_loses_its_own_oldest_session_and_nobody_elses() -> None:
-    sessions = Sessions(WEB)
+    sessions = BrowserSessions(WEB)
     sessions.run("alice.1", open_page)
     most = MAX_BYTES_PER_TENANT // PAGE.size
     for number in range(most + 1):
@@ -55,7 +55,7 @@ def test_a_tenant_beyond_its_bytes_loses_its_own_oldest_session_and_nobody_elses
 
 
 def test_beyond_the_bytes_of_all_the_largest_tenants_sessions_end() -> None:
-    sessions = Sessions(WEB)
+    sessions = BrowserSessions(WEB)
     sessions.run("alice.1", open_page)
     for number in range(MAX_BYTES_PER_TENANT // PAGE.size):
         sessions.run(f"mallory.{number}", open_page)
@@ -68,7 +68,7 @@ def test_beyond_the_bytes_of_all_the_largest_tenants_sessions_end() -> None:
 
 
 def test_a_tenant_with_many_visits_under_way_keeps_nobody_else_waiting() -> None:
-    sessions = Sessions(WEB)
+    sessions = BrowserSessions(WEB)
     go_on, entered = threading.Event(), threading.Semaphore(0)
 
     def hang(_: BrowserTabs) -> str:

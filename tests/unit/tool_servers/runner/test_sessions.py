@@ -5,21 +5,21 @@ from functools import partial
 import pytest
 
 from tests.support.eventually import eventually
-from tool_servers.runner.sandbox import CannotRun, Command, RunResult
-from tool_servers.runner.sessions import Busy, Sessions
+from tool_servers.runner.sandbox import CannotRun, RunResult, ShellCommand
+from tool_servers.runner.sessions import Busy, SandboxSessions
 
 
 class Fake:
     """A sandbox that counts what it was given."""
 
     def __init__(self) -> None:
-        self.pieces: list[str | Command] = []
+        self.pieces: list[str | ShellCommand] = []
         self.closed = False
         self.entered = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def run(self, piece: str | Command) -> RunResult:
+    def run(self, piece: str | ShellCommand) -> RunResult:
         assert not self.closed
         self.pieces.append(piece)
         self.entered.set()
@@ -42,31 +42,31 @@ def made() -> Many:
 
 
 def test_pieces_under_one_name_share_a_sandbox_and_others_do_not(made: Many) -> None:
-    sessions = Sessions(made, 8, 60)
+    sessions = SandboxSessions(made, 8, 60)
     assert [sessions.run(name, "x").output for name in ("a", "b", "a")] == ["1", "1", "2"]
 
 
 def test_a_piece_without_a_name_has_a_sandbox_of_its_own_that_ends_with_it(made: Many) -> None:
-    sessions = Sessions(made, 8, 60)
+    sessions = SandboxSessions(made, 8, 60)
     assert [sessions.run(None, "x").output for _ in range(2)] == ["1", "1"]
     assert [sandbox.closed for sandbox in made] == [True, True]
 
 
 def test_a_session_whose_sandbox_ended_begins_anew(made: Many) -> None:
-    sessions = Sessions(made, 8, 60)
+    sessions = SandboxSessions(made, 8, 60)
     assert sessions.run("a", "die").ended == "It died."
     assert sessions.run("a", "x").output == "1"
 
 
 def test_the_longest_unused_sandbox_makes_room(made: Many) -> None:
-    sessions = Sessions(made, 2, 60)
+    sessions = SandboxSessions(made, 2, 60)
     for name in ("a", "b", "a", "c"):
         sessions.run(name, "x")
     assert [sandbox.closed for sandbox in made] == [False, True, False]
 
 
 def test_while_all_are_at_work_a_new_one_is_refused(made: Many) -> None:
-    sessions = Sessions(made, 1, 60)
+    sessions = SandboxSessions(made, 1, 60)
     sessions.run("a", "x")
     made[0].entered.clear()
     made[0].goes_on.clear()
@@ -81,7 +81,7 @@ def test_while_all_are_at_work_a_new_one_is_refused(made: Many) -> None:
 
 
 def test_unused_sandboxes_are_swept_away(made: Many, monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = Sessions(made, 8, 100)
+    sessions = SandboxSessions(made, 8, 100)
     now = time.monotonic()
     sessions.run("a", "x")
     monkeypatch.setattr(time, "monotonic", lambda: now + 90)
@@ -95,21 +95,21 @@ def test_a_sandbox_that_cannot_be_started_takes_no_place() -> None:
     def fail() -> Fake:
         raise CannotRun("for no reason")
 
-    sessions = Sessions(fail, 1, 60)
+    sessions = SandboxSessions(fail, 1, 60)
     for name in ("a", "b", None):
         with pytest.raises(CannotRun):
             sessions.run(name, "x")
 
 
 def test_at_the_end_all_are_closed(made: Many) -> None:
-    sessions = Sessions(made, 8, 60)
+    sessions = SandboxSessions(made, 8, 60)
     sessions.run("a", "x")
     sessions.run("b", "x")
     sessions.close()
     assert [sandbox.closed for sandbox in made] == [True, True]
 
 
-def occupied(sessions: Sessions, names: list[str], made: Many) -> list[threading.Thread]:
+def occupied(sessions: SandboxSessions, names: list[str], made: Many) -> list[threading.Thread]:
     """Pieces of code at work in those sessions."""
     workers = [threading.Thread(target=sessions.run, args=[name, "x"]) for name in names]
     for worker in workers:
@@ -134,7 +134,7 @@ class Held(Many):
 
 def test_a_tenant_has_at_most_its_share_of_sandboxes_at_work() -> None:
     made = Held()
-    sessions = Sessions(made, 4, 60)
+    sessions = SandboxSessions(made, 4, 60)
     workers = occupied(sessions, ["mallory.1", "mallory.2"], made)
     for name in ("mallory.3", "mallory.4"):
         with pytest.raises(Busy):
@@ -147,7 +147,7 @@ def test_a_tenant_has_at_most_its_share_of_sandboxes_at_work() -> None:
 
 
 def test_a_tenant_with_its_share_of_sessions_ends_its_own_and_never_anothers(made: Many) -> None:
-    sessions = Sessions(made, 4, 60)
+    sessions = SandboxSessions(made, 4, 60)
     sessions.run("alice.1", "x")
     for number in range(20):
         sessions.run(f"mallory.{number}", "x")
@@ -156,7 +156,7 @@ def test_a_tenant_with_its_share_of_sessions_ends_its_own_and_never_anothers(mad
 
 
 def test_a_tenant_below_its_share_takes_the_place_of_the_largest(made: Many) -> None:
-    sessions = Sessions(made, 4, 60)
+    sessions = SandboxSessions(made, 4, 60)
     for name in ("mallory.1", "mallory.2", "mallory.3", "bob.1", "alice.1", "alice.2"):
         sessions.run(name, "x")
     assert [sandbox.closed for sandbox in made] == [True, True, False, False, False, False]
@@ -164,7 +164,7 @@ def test_a_tenant_below_its_share_takes_the_place_of_the_largest(made: Many) -> 
 
 def test_pieces_that_wait_for_one_session_take_no_more_threads_than_a_tenants_share() -> None:
     made = Held()
-    sessions = Sessions(made, 2, 60)
+    sessions = SandboxSessions(made, 2, 60)
     workers = occupied(sessions, ["mallory.1"], made)
     more = [threading.Thread(target=sessions.run, args=["mallory.1", "x"]) for _ in range(3)]
     for worker in more:

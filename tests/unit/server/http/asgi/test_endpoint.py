@@ -12,7 +12,7 @@ from starlette.responses import Response
 from server.errors import InvalidRequest, MissingScope, NotAuthenticated
 from server.http.asgi import thread_pools as threads
 from server.http.asgi.answers import Answer
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from server.limits.shared_limit import SharedLimit
@@ -72,7 +72,9 @@ def endpoint_of_caller(
 ) -> RequestLog:
     at = at or context()
     return RequestLog(
-        Endpoint(handler, at, at.threads.write, authorize=authorize, max_body=LIMIT, body_seconds=30.0)
+        AuthenticatedEndpoint(
+            handler, at, at.threads.write, authorize=authorize, max_body=LIMIT, body_seconds=30.0
+        )
     )
 
 

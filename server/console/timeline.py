@@ -41,7 +41,7 @@ class _Item(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """What the timeline needs of an event that is stored as JSON."""
+    """The fields of an event, stored as JSON, that the timeline reads."""
 
     output_index: int | None = None
     item: _Item | None = None
@@ -89,7 +89,7 @@ class Timeline:
     """All of it. Without events it is empty."""
 
     seconds: float = 0
-    """From the creation to the last event."""
+    """Seconds from the creation to the last event."""
     events: int = 0
     lanes: Sequence[Lane] = ()
     more_lanes: int = 0
@@ -111,7 +111,7 @@ class _OpenLane:
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read of the log so far."""
+    """Lanes and counts from the part of the log that has been read."""
 
     created_at: float
     names: bool

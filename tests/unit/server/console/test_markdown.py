@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from server.console.contents.markdown import MAX_CHARS, render_markdown
+from server.console.formats import MAX_MARKDOWN_CHARS, render_markdown
 
 HARMLESS = {
     "p", "strong", "em", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "br", "s",
@@ -85,10 +85,10 @@ def calls(text: str) -> int:
 )
 def test_the_work_on_the_worst_text_grows_with_its_length_alone(part: str) -> None:
     render_markdown(part)
-    short, long = (calls((part * size)[:size]) for size in (MAX_CHARS // 8, MAX_CHARS // 2))
+    short, long = (calls((part * size)[:size]) for size in (MAX_MARKDOWN_CHARS // 8, MAX_MARKDOWN_CHARS // 2))
     assert long < 5 * short + 1000
-    assert long < 160 * MAX_CHARS // 2
+    assert long < 160 * MAX_MARKDOWN_CHARS // 2
 
 
 def test_a_text_that_is_too_long_is_shown_as_it_is() -> None:
-    assert render_markdown("<b>" * MAX_CHARS).startswith("<pre>&lt;b&gt;")
+    assert render_markdown("<b>" * MAX_MARKDOWN_CHARS).startswith("<pre>&lt;b&gt;")

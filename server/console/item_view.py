@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.console.contents.markdown import MAX_CHARS
-from server.console.formats import pretty_json
+from server.console.formats import MAX_MARKDOWN_CHARS, pretty_json
 from server.store.console.response_detail import StoredItem
 
 
@@ -22,14 +21,14 @@ class Part:
 class ItemView:
     stored: StoredItem
     title: str
-    """What it is: user, assistant, reasoning, the name of a called tool and so on."""
+    """The item's heading: user, assistant, reasoning, the name of a called tool and so on."""
     style: str
     """The class of its frame: message, reasoning, call, output or other."""
     parts: list[Part] = field(default_factory=list)
 
 
 MARKDOWN_CHARS = 150_000
-"""Of all texts of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
+"""Characters of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
 _CHARS_OF_A_TEXT = 3
 """Cost of rendering an empty text, in characters."""
 
@@ -38,10 +37,10 @@ def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
     """All items of one page: of two lists on it, both."""
     left = MARKDOWN_CHARS
     views = []
-    for one in stored:
-        view = item_view(one)
+    for item in stored:
+        view = item_view(item)
         sizes = [len(part.text) + _CHARS_OF_A_TEXT for part in view.parts if part.kind == "text"]
-        left -= sum(size for size in sizes if size <= MAX_CHARS)
+        left -= sum(size for size in sizes if size <= MAX_MARKDOWN_CHARS)
         views.append(view if left >= 0 else _plain(view))
     return views
 
@@ -140,7 +139,7 @@ def _output(output: object) -> Iterator[Part]:
 
 
 def _call(payload: Mapping[str, Any]) -> Iterator[Part]:
-    """What a call was given, and of one that the server made, what came of it."""
+    """Yield the arguments of a call and, if the server made the call, its result."""
     for name in ("arguments", "input", "code", "action", "queries"):
         if payload.get(name):
             text = payload[name]

@@ -10,7 +10,7 @@ from server.store.console import reader
 from server.store.console.reader import QueryFailed, QueryResult
 
 MAX_QUERIES = 2
-"""Of the SQL page at a time in this process."""
+"""Queries of the SQL page that run at a time in this process."""
 NO_READER = (
     "This page needs a database user that only reads. Make one with `holdfast db create-user NAME --as"
     " reader` and set HOLDFAST_READER_DATABASE_URL to the database's URL with that user and its password."

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from server.tracing.open_tracer import open_tracer
+from server.tracing.spans import open_tracer
 
 
 def test_nothing_is_traced_unless_a_collector_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.request import ModelInfo
 from engine.statistics import Distribution, RequestStats, ServerStats, Stats
 from server.metrics.engine_families import engine_families
-from server.metrics.exposition import Metrics
-from server.metrics.families import gauge, histogram
+from server.metrics.families import Metrics, gauge, histogram
 
 MODEL_INFO = ModelInfo(
     vocab_size=10,

@@ -1,5 +1,4 @@
-from server.console.pages.sql import questions
-from server.console.sql.result_chart import MAX_SERIES, Chart, chart_of
+from server.console.pages.sql import MAX_SERIES, ResultChart, chart_of, questions
 
 TEXT, INTEGER, DAY, TIMESTAMPTZ = 25, 20, 1082, 1184
 
@@ -8,7 +7,7 @@ def test_days_are_drawn_in_order_with_a_series_for_each_number() -> None:
     rows = [("2026-01-02", "5", "a", "2.5"), ("2026-01-01", "3", "b", None)]
     chart = chart_of(["day", "n", "name", "m"], [DAY, INTEGER, TEXT, 1700], rows)
     series: list[tuple[str, list[float | None]]] = [("n", [3.0, 5.0]), ("m", [None, 2.5])]
-    assert chart == Chart("time", [1767225600.0, 1767312000.0], [], series)
+    assert chart == ResultChart("time", [1767225600.0, 1767312000.0], [], series)
 
 
 def test_several_rows_of_a_day_are_series_by_their_texts() -> None:
@@ -20,7 +19,7 @@ def test_several_rows_of_a_day_are_series_by_their_texts() -> None:
 
 def test_names_keep_the_order_of_the_result() -> None:
     chart = chart_of(["tenant", "n"], [TEXT, INTEGER], [("b", "9"), ("a", "1")])
-    assert chart == Chart("name", [0.0, 1.0], ["b", "a"], [("n", [9.0, 1.0])])
+    assert chart == ResultChart("name", [0.0, 1.0], ["b", "a"], [("n", [9.0, 1.0])])
 
 
 def test_the_largest_groups_are_drawn() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from server.console.contents.item_view import MARKDOWN_CHARS, Part, item_view, item_views
-from server.console.contents.markdown import MAX_CHARS
+from server.console.formats import MAX_MARKDOWN_CHARS
+from server.console.item_view import MARKDOWN_CHARS, Part, item_view, item_views
 from server.store.console.response_detail import StoredItem
 
 
@@ -70,7 +70,7 @@ def test_texts_beyond_a_page_s_share_of_markdown_are_shown_plain() -> None:
 
 def test_a_great_number_of_small_texts_is_bounded_and_one_that_is_plain_anyway_takes_no_share() -> None:
     small = stored({"type": "message", "content": [{"type": "input_text", "text": "a"}] * 500})
-    long = stored({"type": "message", "content": "a" * (MAX_CHARS + 1)})
+    long = stored({"type": "message", "content": "a" * (MAX_MARKDOWN_CHARS + 1)})
     views = item_views([long] * 20 + [small] * 200)
     rendered = [part for view in views for part in view.parts if part.kind == "text" and part.text == "a"]
     assert 30_000 < len(rendered) < 40_000

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from server.console.contents.timeline import (
+from server.console.timeline import (
     GAP_S,
     MAX_GAPS,
     MAX_LANES,

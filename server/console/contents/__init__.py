@@ -1,1 +1,0 @@
-"""What pages show of a response: its items, events, timeline, request, and a comparison. Pure."""
