@@ -40,23 +40,26 @@ class _Source:
 
     docstring: str | None
     functions: tuple[_Function, ...]
+    classes: tuple[str, ...]
     reads: frozenset[str]
     """Names of attributes that are read, and names that are imported from modules."""
 
 
 @functools.cache
 def _source(path: Path) -> _Source:
-    functions, reads = [], set()
+    functions, classes, reads = [], [], set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             functions.append(_Function(node.name, lines, isinstance(node, ast.AsyncFunctionDef)))
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
         elif isinstance(node, ast.Attribute):
             reads.add(node.attr)
         elif isinstance(node, ast.ImportFrom):
             reads |= {alias.name for alias in node.names}
-    return _Source(ast.get_docstring(tree), tuple(functions), frozenset(reads))
+    return _Source(ast.get_docstring(tree), tuple(functions), tuple(classes), frozenset(reads))
 
 
 def test_no_file_is_longer_than_600_lines() -> None:
@@ -99,6 +102,15 @@ def test_each_room_keeps_to_its_budget_of_lines() -> None:
                 f"replaces; merge files that are one subject (the smallest: {small})."
             )
     assert not over, "\n".join(over)
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in OURS:
+        for name in _source(path).classes:
+            if not name.startswith("_"):
+                places.setdefault(name, []).append(_name(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_no_file_has_a_name_that_says_nothing() -> None:
