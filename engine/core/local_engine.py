@@ -14,7 +14,7 @@ from engine.core.supervisor import Supervisor
 from engine.executor import Executor
 from engine.front.engine_front import EngineFront
 from engine.front.request_registry import RequestRegistry
-from engine.request import Deliver, EngineRequest, ImageText, OnEngineDeath, RequestRefused
+from engine.request import Deliver, ImageText, OnEngineDeath, RequestRefused
 from engine.statistics import Stats
 
 
@@ -29,9 +29,15 @@ class LocalEngine(EngineFront):
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
-        super().__init__(executor.model_info, registry, deliver, limits.block_size, executor.grammars)
+        super().__init__(
+            executor.model_info,
+            registry,
+            deliver,
+            limits.block_size,
+            executor.grammars,
+            cache_tokens=limits.kv_blocks * limits.block_size,
+        )
         self._executor = executor
-        self._limits = limits
         self._metrics = EngineMetrics(
             limits.kv_blocks, limits.max_running, limits.block_size, executor.model_info.context_length
         )
@@ -45,12 +51,6 @@ class LocalEngine(EngineFront):
             limits.hang_seconds,
         )
         self._supervisor.start()
-
-    def _refuse_unsupported(self, request: EngineRequest) -> None:
-        total = len(request.prompt) + request.max_tokens
-        room = self._limits.kv_blocks * self._limits.block_size
-        if total > room:
-            raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
 
     def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
         text = self._executor.image_text(data, digest, cache_salt)

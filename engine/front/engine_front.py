@@ -17,6 +17,7 @@ from engine.request import (
     EngineRequest,
     ImageText,
     ModelInfo,
+    RequestRefused,
 )
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
@@ -32,8 +33,13 @@ class EngineFront(ABC):
         deliver: Deliver,
         block_size: int,
         grammars: GrammarCompiler | None,
+        cache_tokens: int | None = None,
     ) -> None:
-        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer."""
+        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer.
+
+        `cache_tokens` is the number of tokens that the KV cache can hold; None if it is not known here.
+        """
+        self._cache_tokens = cache_tokens
         self.model_info = model_info
         self._registry = registry
         self._grammars = grammars
@@ -53,9 +59,11 @@ class EngineFront(ABC):
         grammar = None if request.grammar is None else check_grammar(request, self._grammars)
         return CheckedRequest(clamped(request), grammar)
 
-    @abstractmethod
     def _refuse_unsupported(self, request: EngineRequest) -> None:
         """Raises `RequestRefused` for a valid request that this engine can never run."""
+        total, room = len(request.prompt) + request.max_tokens, self._cache_tokens
+        if room is not None and total > room:
+            raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
         """Implements `request.Engine.image_text`."""
