@@ -62,7 +62,7 @@ def test_usage_is_a_page_however_it_is_grouped(server: ServerProcess, by: str) -
 def test_a_filter_that_is_none_is_named_on_the_page_with_the_filters(server: ServerProcess) -> None:
     page = get(server, "/console/usage?from=yesterday&tenant=acme")
     assert page.status_code == 400
-    assert "from is a day such as" in page.text
+    assert "from must be a day such as" in page.text
     assert 'aria-label="Filters"' in page.text
     assert get(server, "/console/usage.csv?from=yesterday").status_code == 400
 
