@@ -1,6 +1,6 @@
 """`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
 
-A grammar that is not cached is compiled in a bounded process first; see `trial_process`.
+A grammar that is not cached is compiled in a bounded process first; see `compile_process`.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from engine.fair_limit import FairLimit
+from engine.grammar.compile_process import STACK_BYTES as TRIAL_STACK_BYTES
+from engine.grammar.compile_process import TrialProcess
 from engine.grammar.lark_source import MAX_TEXT
 from engine.grammar.matcher import MAX_STATES, BadGrammar, check_first_mask, make_matcher, make_tokenizer
-from engine.grammar.trial_process import STACK_BYTES as TRIAL_STACK_BYTES
-from engine.grammar.trial_process import TrialProcess
 from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 
@@ -25,9 +25,9 @@ log = logging.getLogger("holdfast.grammars")
 
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 5.0
-"""Timeout of a compile on a busy machine; the bounds of `trial_process` limit the work."""
+"""Timeout of a compile on a busy machine; the bounds of `compile_process` limit the work."""
 QUEUE_SECONDS = 8.0
-"""Timeout of the wait for a free compiling thread: grammars of other keys may take all that `trial_process`
+"""Timeout of the wait for a free compiling thread: grammars of other keys may take all that `compile_process`
 gives, and end its process, which takes a second to start for a large vocabulary."""
 MAX_WAITING_PER_KEY = 8
 """Maximum of grammars of one fairness key that wait to be compiled."""

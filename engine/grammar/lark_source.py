@@ -1,7 +1,7 @@
 """Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
-Pure functions, which run in `trial_process`. Kinds: a JSON schema (local references only); any JSON object; a
-regular expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence,
+Pure functions, which run in `compile_process`. Kinds: a JSON schema (local references only); any JSON object;
+a regular expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence,
 choice or repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],

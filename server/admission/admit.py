@@ -35,8 +35,8 @@ from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import Conflict, ConversationLocked, StorageFull
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.admission_gate import Gate
 from server.limits.budgets import BudgetReservation, Budgets, Demand
-from server.limits.gate import Gate
 from server.limits.rate_limits import RateLimits, RateReservation, reserved_tokens
 from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.logs.context import current_origin, note_responses

@@ -14,7 +14,7 @@ from engine.request import CheckedRequest, EngineRequest, RequestRefused
 from server.admission.request_validation import validate_request
 from server.caller import Caller
 from server.errors import InvalidRequest
-from server.generation.hosted_tools import McpCredentials, approved_calls
+from server.generation.offered_tools import McpCredentials, approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.limits.tenant_limits import HistoryReads, QueueLimits

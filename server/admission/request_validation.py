@@ -1,7 +1,7 @@
 """Validation of a create request, after its types: unsupported values, combinations, the model, the priority.
 
 Also `generation_config`, whose fields become the request's own parameters. New requests are checked, stored
-ones are not. `server.protocol.parameter_table` refuses unknown parameters. Pure.
+ones are not. `server.protocol.known_parameters` refuses unknown parameters. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence

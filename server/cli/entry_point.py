@@ -15,7 +15,7 @@ from typing import NoReturn
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
-from server.embedded_postgres.account import EmbeddedError
+from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
 from server.process import interrupts
 from server.process.interrupts import INTERRUPTED

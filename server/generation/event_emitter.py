@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from server.generation.hosted_tools import HostedTools
+from server.generation.offered_tools import HostedTools
 from server.generation.output_decoding import FinishDetails
 from server.generation.run_facts import FIRST_EVENTS
 from server.generation.token_dump import TokenDump

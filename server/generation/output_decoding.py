@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.generation.hosted_tools import HostedTools
+from server.generation.offered_tools import HostedTools
 from server.generation.stop_strings import StopStrings
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.model_format import (

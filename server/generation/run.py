@@ -11,7 +11,7 @@ from datetime import datetime
 from engine.request import FinishReason, TokenLogprobs, TokenUsage
 from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
-from server.generation.hosted_tools import PendingToolWork, ToolResult
+from server.generation.offered_tools import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.run_facts import FIRST_EVENTS, RunFacts
 from server.generation.run_log import RunLog

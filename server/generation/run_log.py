@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 
 from server.generation.hosted_items import tool_result_of
-from server.generation.hosted_tools import ToolResult
+from server.generation.offered_tools import ToolResult
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, decode_done, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall

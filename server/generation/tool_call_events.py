@@ -19,7 +19,7 @@ from server.generation.hosted_items import (
     started_item,
     with_arguments,
 )
-from server.generation.hosted_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.generation.offered_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
 from server.generation.written_item import EventNumbers
 from server.protocol import ids
 from server.protocol.responses import events as wire

@@ -19,7 +19,7 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.store.administration import (
     audit_trail,
     budgets,
-    metering,
+    ledger,
     rate_buckets,
     refused_requests,
     spend,
@@ -275,8 +275,8 @@ def remove_old(
     for expired in ranges if ledger_days else ():
 
         def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
-            removed = metering.remove_older(connection, ledger_days, expired)
-            return removed == metering.MAX_REMOVED
+            removed = ledger.remove_older(connection, ledger_days, expired)
+            return removed == ledger.MAX_REMOVED
 
         if not _in_batches(database, remove, pause):
             return

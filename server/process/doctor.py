@@ -13,7 +13,7 @@ from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
-from server.embedded_postgres.account import EmbeddedError
+from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
 from server.process.connect_engine import check_engine_settings, connect
 from server.process.load_model import engine_config, read_adapters

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from server.configuration.environment import xdg_data_home
 from server.configuration.settings import Config
-from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.embedded_postgres.system_account import EmbeddedError, default_data_dir
 from server.errors import ConfigError
 from server.sealing.cipher import Seal, make_key
 from server.store import database_roles, durability_check, session_check

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from server.errors import InvalidRequest
-from server.generation.hosted_tools import approved_calls
+from server.generation.offered_tools import approved_calls
 from server.generation.output_decoding import CompactionSpec
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
 from server.prompting.loaded_model import LoadedModel

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from engine.request import EngineRequest
-from server.generation.hosted_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
+from server.generation.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.output_parser import PlainParser

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.protocol.error_object import DecodeFailure, missing_parameter
-from server.protocol.parameter_table import Endpoint, check_names
+from server.protocol.known_parameters import Endpoint, check_names
 
 T = TypeVar("T")
 

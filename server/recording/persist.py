@@ -14,8 +14,8 @@ from server.generation.run_log import RunLog
 from server.protocol.responses.response import Echo, Ending
 from server.recording.inbox_messages import RunUpdate
 from server.store import log_append, log_read
-from server.store.administration import metering
-from server.store.administration.metering import LedgerEntry
+from server.store.administration import ledger
+from server.store.administration.ledger import LedgerEntry
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, images, responses, stored_items
 from server.store.content.images import ImageUse
@@ -129,7 +129,7 @@ def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool
         return not is_owner(owner, replica, run)
     if owner is not None:
         return owner == Owner(replica, facts.attempt, ended=True)
-    return metering.is_metered(connection, facts.tenant, facts.id)
+    return ledger.is_metered(connection, facts.tenant, facts.id)
 
 
 def is_owner(owner: Owner | None, replica: UUID, run: Run) -> bool:
@@ -181,7 +181,7 @@ def _write_ends(
                 deletion.remove_if_unneeded(connection, *key)
             elif row.conversation_id is not None:
                 conversations.append_response(connection, key.tenant, row.conversation_id, key.id)
-    metering.record_usage(connection, [(_usage(run, deleted), ending) for run, ending in ends])
+    ledger.record_usage(connection, [(_usage(run, deleted), ending) for run, ending in ends])
 
 
 def _end(run: Run, ending: Ending) -> End:

@@ -20,7 +20,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.inbox_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
-from server.recovery.rebuild import Rebuilt, rebuild
+from server.recovery.rebuild_run import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database

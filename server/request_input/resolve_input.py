@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
-from server.generation.hosted_tools import approved_calls
+from server.generation.offered_tools import approved_calls
 from server.limits.tenant_limits import HistoryReads
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import PromptImages, prompt_images

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from server.protocol.parameter_table import (
+from server.protocol.known_parameters import (
     ELSEWHERE,
     TABLES,
     Endpoint,

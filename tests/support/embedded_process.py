@@ -18,9 +18,9 @@ from typing import Self
 
 import psycopg
 
-from server.embedded_postgres.account import EmbeddedError, account_for
 from server.embedded_postgres.data_directory import ClusterDirectory, try_lock
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.embedded_postgres.system_account import EmbeddedError, account_for
 from tests.support.fork_server import fork_server
 
 PATIENCE_S = 60.0

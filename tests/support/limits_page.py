@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from engine import request as engine_request
-from engine.grammar import compiler, ebnf_to_lark, lark_source, trial_process
+from engine.grammar import compile_process, compiler, ebnf_to_lark, lark_source
 from server.administration import keys, webhooks
 from server.admission import request_validation
 from server.configuration.setting_groups.process import MAX_RUNNING
@@ -125,8 +125,8 @@ def _output() -> Mapping[str, Rows]:
         "Schemas and grammars": {
             "an enforced schema, or another grammar": f"{lark_source.MAX_TEXT:,} characters, nested "
             f"{lark_source.MAX_RAW_DEPTH} deep",
-            "its compile": f"{trial_process.CPU_SECONDS:g} s of a processor, "
-            f"{size(trial_process.MEMORY)} of memory",
+            "its compile": f"{compile_process.CPU_SECONDS:g} s of a processor, "
+            f"{size(compile_process.MEMORY)} of memory",
             "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {parameters.MAX_FORMAT_NAME} in "
             "Chat Completions",
             "the grammar of a custom tool": f"{prompt_limits.MAX_DEFINITION:,} characters",

@@ -8,7 +8,7 @@ from unittest import mock
 
 from server.recording import committer, lone_commit, persist
 from server.store import commit_probe, log_append, log_read
-from server.store.administration import metering
+from server.store.administration import ledger
 from server.store.cluster import claims, leases
 from server.store.content import (
     deletion,
@@ -65,7 +65,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "get_owner": memory_store.get_owner,
         "set_weights": memory_store.set_weights,
     },
-    metering: {"record_usage": memory_store.record_usage, "is_metered": memory_store.is_metered},
+    ledger: {"record_usage": memory_store.record_usage, "is_metered": memory_store.is_metered},
     outbox: {"enqueue": lambda _at, _ended: None},
     stored_items: {
         "insert_items_of": memory_store.insert_items_of,

@@ -13,7 +13,7 @@ from uuid import UUID
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, columns_of
 from server.store import log_append
-from server.store.administration.metering import LedgerEntry
+from server.store.administration.ledger import LedgerEntry
 from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.item_rows import NewItem

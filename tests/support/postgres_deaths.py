@@ -11,9 +11,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from server.embedded_postgres.account import account_for
 from server.embedded_postgres.binaries import binaries_for
 from server.embedded_postgres.data_directory import PORT, ClusterDirectory, running_postmaster
+from server.embedded_postgres.system_account import account_for
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 from tests.support.eventually import eventually
 

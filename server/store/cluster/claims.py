@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import CancelReason, Ending
 from server.store import log_append
-from server.store.administration import metering
+from server.store.administration import ledger
 from server.store.cluster import leases
 from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
@@ -263,9 +263,9 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
             finished = responses.finish(connection, tenant, id_, me, claimed.attempt, ending)
         except OwnershipLost:
             return False
-        if not metering.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            usage = metering.LedgerEntry(facts=claimed, stored=True, attempt=claimed.attempt)
-            metering.record_usage(connection, [(usage, ending)])
+        if not ledger.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
+            usage = ledger.LedgerEntry(facts=claimed, stored=True, attempt=claimed.attempt)
+            ledger.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)

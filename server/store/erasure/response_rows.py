@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
-from server.store.administration.metering import LedgerEntry, record_usage
+from server.store.administration.ledger import LedgerEntry, record_usage
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.content import deletion
 from server.store.content.responses import ResponseKey

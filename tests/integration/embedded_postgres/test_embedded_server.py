@@ -19,10 +19,10 @@ import pytest
 
 from server.embedded_postgres import binaries as postgres_binaries
 from server.embedded_postgres import data_directory, embedded_server
-from server.embedded_postgres.account import Account, EmbeddedError, account_for, default_data_dir
 from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for, psql_command
 from server.embedded_postgres.data_directory import ClusterDirectory
 from server.embedded_postgres.embedded_server import EmbeddedPostgres, ServerState
+from server.embedded_postgres.system_account import Account, EmbeddedError, account_for, default_data_dir
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
 from tests.support.eventually import eventually

@@ -106,7 +106,7 @@ def test_a_process_without_memory_or_files_ends_nothing(
             raise error
 
         with monkeypatch.context() as broken:
-            broken.setattr("server.recovery.rebuild.first_turn", refuse)
+            broken.setattr("server.recovery.rebuild_run.first_turn", refuse)
             for _ in range(3):
                 at.claimer.claim_all()
         assert at.claimer.trouble() is not None

@@ -13,7 +13,7 @@ from server.generation.run import Run
 from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import RunRegistry
 from server.store import commit_probe, log_append
-from server.store.administration import metering
+from server.store.administration import ledger
 from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
 from server.store.timeout_connection import TimeoutConnection
@@ -30,7 +30,7 @@ CALLS: list[tuple[ModuleType, str]] = [
     (stored_items, "insert_items_of"),
     (log_append, "compact_all"),
     (responses, "finish_all"),
-    (metering, "record_usage"),
+    (ledger, "record_usage"),
 ]
 EXCHANGES = range(2)
 """Those of a commit that only adds to the log: up to where rows are wanted, and from there to its end."""
@@ -126,7 +126,7 @@ def check(bench: Bench, run: Run, text: str, thought: str = "") -> None:
     assert bench.hub.frames(run.facts.id) == bench.frames(run.facts.id)[2:]
     assert [item["content"][0]["text"] for item in final["output"]] == [t for t in (thought, text) if t]
     with bench.database.begin() as connection:
-        assert metering.is_metered(connection, TENANT, run.facts.id)
+        assert ledger.is_metered(connection, TENANT, run.facts.id)
         stored_response = responses.get(connection, TENANT, run.facts.id)
     assert stored_response is not None
     assert stored_response.status == "completed"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.generation.hosted_tools import HostedTools, ToolResult
+from server.generation.offered_tools import HostedTools, ToolResult
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.tool_loop import ToolLoop
@@ -14,7 +14,7 @@ from server.recording.inbox_messages import ToolCallFinished
 from server.store.database import Database
 from tests.integration.recording.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
-from tests.unit.server.generation.test_hosted_tools import CITY, call, reading
+from tests.unit.server.generation.test_offered_tools import CITY, call, reading
 
 
 class NoEngine:

@@ -4,14 +4,14 @@ import msgspec
 
 from engine.request import Finished, Tokens, TokenUsage
 from server.delivery.stored_responses import find_response, list_responses
-from server.generation.hosted_tools import HostedTools, ToolResult
+from server.generation.offered_tools import HostedTools, ToolResult
 from server.generation.run import Run
 from server.model_formats.model_format import TextDelta
 from server.recording.inbox_messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
-from tests.unit.server.generation.test_hosted_tools import CITY, call, reading
+from tests.unit.server.generation.test_offered_tools import CITY, call, reading
 
 
 def called_and_answered(bench: Bench) -> Run:

@@ -10,7 +10,7 @@ from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.items import InputText, Message, OutputText
-from server.store.administration import metering
+from server.store.administration import ledger
 from server.store.content import deletion, response_insert, responses, storage_usage, stored_items
 from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database, clock
@@ -145,11 +145,11 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
         assert stored_items.chain_items(connection, "other", response) == []
         with pytest.raises(OwnershipLost):
             responses.finish(connection, "other", response, replica, 1, make_ending())
-        metering.record_usage(
+        ledger.record_usage(
             connection,
             [
                 (
-                    metering.LedgerEntry(
+                    ledger.LedgerEntry(
                         facts=ResponseFacts(
                             tenant=TENANT,
                             id=response,
@@ -164,8 +164,8 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
                 )
             ],
         )
-        assert metering.is_metered(connection, TENANT, response)
-        assert not metering.is_metered(connection, "other", response)
+        assert ledger.is_metered(connection, TENANT, response)
+        assert not ledger.is_metered(connection, "other", response)
 
 
 def test_a_history_does_not_cross_into_another_tenant(database: Database) -> None:

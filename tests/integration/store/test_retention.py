@@ -16,7 +16,7 @@ from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store import log_append
-from server.store.administration import metering
+from server.store.administration import ledger
 from server.store.content import deletion, responses, stored_items
 from server.store.content.deletion import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database, clock
@@ -126,11 +126,11 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
     with database.begin() as connection:
         gone = plant(connection, replica)
         kept = {plant(connection, replica, expired=False), plant(connection, replica, ended=False)}
-        metering.record_usage(
+        ledger.record_usage(
             connection,
             [
                 (
-                    metering.LedgerEntry(
+                    ledger.LedgerEntry(
                         facts=ResponseFacts(
                             tenant=TENANT,
                             id=gone,
@@ -152,7 +152,7 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
     assert found["responses"] == found["items"] == kept
     assert found["response_streams"] | found["response_events_hot"] == kept
     with database.begin() as connection:
-        assert metering.is_metered(connection, TENANT, gone)
+        assert ledger.is_metered(connection, TENANT, gone)
 
 
 def test_a_response_that_has_just_ended_is_left_to_its_readers(database: Database) -> None:

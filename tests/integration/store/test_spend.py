@@ -15,7 +15,7 @@ from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
-from server.store.administration import budgets, metering, prices, spend, stored_keys
+from server.store.administration import budgets, ledger, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import StoredPrice
 from server.store.cluster.leases import mark_stopped, register_replica
@@ -45,11 +45,11 @@ def end(
         output_tokens=40,
         reasoning_tokens=0,
     )
-    metering.record_usage(
+    ledger.record_usage(
         connection,
         [
             (
-                metering.LedgerEntry(
+                ledger.LedgerEntry(
                     facts=ResponseFacts(
                         tenant="acme",
                         id=response or new_uuid(),

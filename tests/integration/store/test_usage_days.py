@@ -11,7 +11,7 @@ import pytest
 from server.protocol.ids import new_uuid
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
-from server.store.administration import metering, prices, usage_days
+from server.store.administration import ledger, prices, usage_days
 from server.store.administration.prices import StoredPrice
 from server.store.database import Connection, Database
 
@@ -38,8 +38,8 @@ USERS = _USERS.format(sums=_SUMS)
 
 
 def check_sums(connection: Connection) -> None:
-    for view, ledger in ((DAYS, LEDGER), (USERS, USERS_OF_LEDGER)):
-        shown, metered = (set(connection.exec_driver_sql(query)) for query in (view, ledger))
+    for view, lines in ((DAYS, LEDGER), (USERS, USERS_OF_LEDGER)):
+        shown, metered = (set(connection.exec_driver_sql(query)) for query in (view, lines))
         assert shown == metered
 
 
@@ -57,7 +57,7 @@ def end(connection: Connection, chance: random.Random) -> None:
         reasoning_tokens=chance.randrange(10),
         error_code="server_error" if status == "failed" else None,
     )
-    usage = metering.LedgerEntry(
+    usage = ledger.LedgerEntry(
         facts=ResponseFacts(
             tenant=chance.choice(["acme", "other"]),
             id=new_uuid(),
@@ -70,7 +70,7 @@ def end(connection: Connection, chance: random.Random) -> None:
         ),
         stored=chance.random() < 0.5,
     )
-    metering.record_usage(connection, [(usage, ending)])
+    ledger.record_usage(connection, [(usage, ending)])
 
 
 def test_sums_are_those_of_the_ledger_before_and_after_each_fold(database: Database) -> None:

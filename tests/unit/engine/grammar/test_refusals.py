@@ -159,7 +159,7 @@ def trial_processes() -> set[int]:
     return {
         int(child)
         for child in children
-        if b"engine.grammar.trial_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"engine.grammar.compile_process" in Path(f"/proc/{child}/cmdline").read_bytes()
     }
 
 

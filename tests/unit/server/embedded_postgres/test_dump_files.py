@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.embedded_postgres.account import EmbeddedError
 from server.embedded_postgres.dumps import _file_beside
+from server.embedded_postgres.system_account import EmbeddedError
 
 
 def test_a_dump_has_its_name_when_it_is_whole_and_no_one_else_can_read_it(tmp_path: Path) -> None:

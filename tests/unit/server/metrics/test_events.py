@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.generation.hosted_tools import ToolResult
+from server.generation.offered_tools import ToolResult
 from server.metrics.events import MAX_TENANTS, MAX_TOOLS, Events
 from server.metrics.families import BoundedLabels
 from server.protocol.responses.items import McpCall, McpError

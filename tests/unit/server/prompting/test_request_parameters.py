@@ -31,8 +31,7 @@ THINK = (1274, 1275)
 def served(model_format: ModelFormat = DEMO, **model: Any) -> LoadedModel:
     config = ScriptedConfig(vocabulary=(97,), stop_id=0, vocab_size=2048)
     engine = ScriptedEngine(config, lambda _messages: None)
-    executor: Any = engine._executor
-    executor.model_info = replace(executor.model_info, **model)
+    engine.model_info = replace(engine.model_info, **model)
     return LoadedModel(name="m", engine=engine, model_format=model_format)
 
 

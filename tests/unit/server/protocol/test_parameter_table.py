@@ -11,7 +11,7 @@ from openai.types.responses import response_create_params
 
 from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.error_object import DecodeFailure
-from server.protocol.parameter_table import (
+from server.protocol.known_parameters import (
     ELSEWHERE,
     TABLES,
     Endpoint,

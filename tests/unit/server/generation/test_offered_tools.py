@@ -9,7 +9,7 @@ import pytest
 from engine.request import TokenUsage
 from server.errors import InvalidRequest
 from server.generation.hosted_items import DENIED, items_for_model, tool_result_of
-from server.generation.hosted_tools import HostedTools, ListedServer, ToolResult, approved_calls
+from server.generation.offered_tools import HostedTools, ListedServer, ToolResult, approved_calls
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
