@@ -1,38 +1,30 @@
-"""The accept transaction: a response's row, input items, first events, idempotency key.
+"""The accept transaction: a response's row, input items, first events, idempotency key."""
 
-A request that is sent again with its Idempotency-Key gets the responses that its first attempt created.
-"""
-
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import islice
 from uuid import UUID
 
 import msgspec
 
-from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.caller import Caller
+from server.admission.idempotency import claim_key
+from server.admission.prepare_runs import NewRun
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
-from server.delivery.hub import Channel, Hub
-from server.errors import Conflict, InvalidRequest
+from server.delivery.hub import Channel
 from server.generation.run_facts import RunFacts, first_events
 from server.limits.tenant_limits import QueueLimits
 from server.protocol.completions.requests import ChoiceRequest
-from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
 from server.request_input.conversations import lock_conversation
 from server.request_input.stored_input import removed_image, unknown_previous
-from server.store.content import idempotency_keys, images, response_insert, responses
-from server.store.content.idempotency_keys import KeyUse
+from server.store.content import images, response_insert, responses
 from server.store.content.images import ImageRemoved
 from server.store.content.item_rows import NewItem, stored_items_of
 from server.store.content.response_insert import NewResponse
-from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 
@@ -62,10 +54,6 @@ class AcceptedRun:
     facts: RunFacts
     events: Sequence[Event]
     """Its first events, committed with its row."""
-
-
-class KeyTaken(Exception):
-    """Another request claimed the same idempotency key in the meantime."""
 
 
 class ConversationChanged(Exception):
@@ -222,15 +210,6 @@ def _facts(new: NewRun, created_at: datetime) -> RunFacts:
     )
 
 
-def claim_key(connection: Connection, new: NewRun, replica: UUID | None = None) -> None:
-    """Claim the idempotency key, if there is one, for `replica` if there is no row. Raises KeyTaken."""
-    if (key := new.idempotency_key) is None:
-        return
-    use = (new.caller.tenant, key.key, key.digest, new.response)
-    if not idempotency_keys.claim(connection, *use, replica):
-        raise KeyTaken
-
-
 def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
     """The time from a response's creation until it may be purged; None if it is kept for ever."""
     if request.expires_after is not None:
@@ -249,59 +228,3 @@ def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequenc
         images.insert(connection, tenant, owner, uses)
     except ImageRemoved:
         raise removed_image() from None
-
-
-def find_previous_attempt(
-    database: Database,
-    hub: Hub,
-    caller: Caller,
-    key: IdempotencyKey,
-    count: int,
-    *,
-    not_begun: Container[UUID] = (),
-) -> list[AcceptedResponse] | None:
-    """The `count` responses of an earlier attempt; None if this is the first attempt.
-
-    Also None if the attempt's responses were lost with a replica, or are in `not_begun` because nothing began
-    after the key was claimed for them: the key is free then. Raises InvalidRequest if the key came with
-    another request, Conflict if the responses no longer exist.
-    """
-
-    def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
-        first_use = idempotency_keys.find(connection, caller.tenant, key.key)
-        stored = responses.get(connection, caller.tenant, first_use.response_id) if first_use else None
-        return first_use, stored
-
-    first_use, stored = database.autocommit(read)
-    if first_use is None:
-        return None
-    if first_use.response_id in not_begun:
-        use = KeyUse(caller.tenant, key.key, first_use.response_id)
-        database.retry(lambda connection: idempotency_keys.free(connection, [use]))
-        return None
-    if first_use.digest != key.digest:
-        raise InvalidRequest(
-            "This Idempotency-Key was used for another request; use a new one for each request.",
-            param="Idempotency-Key",
-            code="idempotency_key_reused",
-        )
-    ids = [choice_id(first_use.response_id, index) for index in range(count)]
-    if stored:
-        ends_unread = not stored.background
-        return [
-            AcceptedResponse(response, hub.watch(caller.tenant, response, ends_unread=ends_unread))
-            for response in ids
-        ]
-    channels = [(response, hub.running(response)) for response in ids]
-    running = [AcceptedResponse(response, channel) for response, channel in channels if channel is not None]
-    if len(running) == count:
-        return running
-    release_lost = partial(
-        idempotency_keys.release_lost, tenant=caller.tenant, key=key.key, response=first_use.response_id
-    )
-    if database.retry(release_lost):
-        return None
-    raise Conflict(
-        "This request was made before; its response was not stored, or has been deleted.",
-        param="Idempotency-Key",
-    )

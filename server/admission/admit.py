@@ -16,10 +16,8 @@ from server.admission.accept import (
     AcceptedResponse,
     AcceptedRun,
     ConversationChanged,
-    KeyTaken,
-    find_previous_attempt,
 )
-from server.admission.key_claims import KeyClaims
+from server.admission.idempotency import KeyClaims, KeyTaken, find_previous_attempt
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import (
     check_model_of_key,
@@ -153,11 +151,12 @@ class Admission:
         responses = find_previous_attempt(
             self._database, self._hub, caller, key, len(requests), not_begun=self.key_claims
         )
-        if responses is not None:
-            if caller.has_limits:
-                self.rates.take(caller)
-            note_responses([response.id for response in responses])
-        return responses
+        if responses is None:
+            return None
+        if caller.has_limits:
+            self.rates.take(caller)
+        note_responses([response for response, _ in responses])
+        return [AcceptedResponse(response, channel) for response, channel in responses]
 
     def _parse(
         self,

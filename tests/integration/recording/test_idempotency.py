@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from server.admission.accept import AcceptedResponse, find_previous_attempt
+from server.admission.idempotency import find_previous_attempt
 from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
-from server.delivery.hub import Hub
+from server.delivery.hub import Channel, Hub
 from server.errors import Conflict
 from server.protocol.ids import new_uuid
 from server.store.content import idempotency_keys
@@ -41,7 +41,7 @@ def claim(database: Database, replica: UUID | None = None) -> None:
         assert idempotency_keys.claim(connection, *use, replica)
 
 
-def again(database: Database, hub: Hub) -> list[AcceptedResponse] | None:
+def again(database: Database, hub: Hub) -> list[tuple[UUID, Channel]] | None:
     return find_previous_attempt(database, hub, CALLER, SENT, 1)
 
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from engine.request import RequestRefused
-from server.admission.accept import AcceptedResponse, find_previous_attempt
+from server.admission.idempotency import find_previous_attempt
 from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller, Limits, TenantSettings
+from server.delivery.hub import Channel
 from server.errors import ApiError, Conflict
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
@@ -64,7 +66,7 @@ def let_the_claim_go_unconfirmed(server: Server, patch: pytest.MonkeyPatch) -> N
     patch.undo()
 
 
-def previous(server: Server) -> list[AcceptedResponse] | None:
+def previous(server: Server) -> list[tuple[UUID, Channel]] | None:
     """What another replica finds of the first attempt."""
     return find_previous_attempt(server.bench.database, SpyHub(), CALLER, KEY, 1)
 

@@ -8,7 +8,8 @@ import pytest
 
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits.shared_limit import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, SharedLimit, UnfinishedResponses
+from server.limits.shared_limit import SharedLimit
+from server.limits.unfinished_responses import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from server.admission import key_claims
-from server.admission.key_claims import KeyClaims
+from server.admission import idempotency
+from server.admission.idempotency import KeyClaims
 from server.caller import Caller
 from server.protocol.ids import new_uuid
 from server.store.content import idempotency_keys
@@ -70,7 +70,7 @@ def test_a_claim_that_was_rolled_back_is_not_asked_for_for_ever(
 
 
 def test_of_many_claims_the_newest_are_kept(claims: KeyClaims, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_claims, "MAX_KEPT", 2)
+    monkeypatch.setattr(idempotency, "MAX_KEPT", 2)
     responses = [new_uuid() for _ in range(3)]
     given_up(claims, *responses)
     assert [response in claims for response in responses] == [False, True, True]
