@@ -5,13 +5,11 @@ decoded by hand; their schemas come from the tables of their readers.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from server.caller import Scope
 from server.errors import (
     ApiError,
     BodyTooLarge,
@@ -28,6 +26,7 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
+from server.http.operation import Operation, Parameter
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import input as given
 from server.protocol.responses import tools
@@ -36,7 +35,6 @@ from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item, OtherItem
 from server.version import VERSION
 
-H = TypeVar("H")
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
@@ -60,61 +58,6 @@ _DESCRIPTION = (
     "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
     "`response.create` messages, whose fields are CreateResponse's, and sends the events of StreamEvent."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A query or header parameter."""
-
-    name: str
-    type: Any
-    says: str
-    place: Literal["query", "header"] = "query"
-    style: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[H]):
-    """A route, its handler, and what the document says about it."""
-
-    route: str
-    """Method and path, with a blank between them."""
-    handler: H
-    says: str
-    gives: Any
-    """The type of the answer's body."""
-    _: KW_ONLY
-    takes: Any = None
-    """The type of the request's body."""
-    needs_body: bool = True
-    streams: tuple[Any, ...] = ()
-    """The types of the events, if the route can answer with a stream."""
-    parameters: tuple[Parameter, ...] = ()
-    refuses: tuple[type[ApiError], ...] = ()
-    """Errors beside those of every route."""
-    otherwise: Mapping[int, Any] = field(default_factory=dict)
-    """Bodies of other statuses that are not error objects; None for an empty body."""
-    operation_id: str = ""
-    """If not the handler's, which is its module's name and its own."""
-    media_type: str = "application/json"
-    """Media type of the response's body."""
-    scope: Scope | None = None
-    """The scope that a key needs; by default `read` for GET, `write` for other methods."""
-
-    tag: str = ""
-
-    @property
-    def method(self) -> str:
-        return self.route.partition(" ")[0]
-
-    @property
-    def path(self) -> str:
-        return self.route.partition(" ")[2]
-
-    @property
-    def required_scope(self) -> Scope:
-        """The scope that a key needs for it."""
-        return self.scope or ("read" if self.method == "GET" else "write")
 
 
 def document(keyed: Sequence[Operation[Any]], public: Sequence[Operation[Any]]) -> bytes:
@@ -145,9 +88,7 @@ def _types(route: Operation[Any]) -> list[Any]:
 
 
 def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
-    handler = route.handler
-    name = route.operation_id or f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
-    operation: Json = {"operationId": name, "summary": route.says}
+    operation: Json = {"operationId": route.operation_id, "summary": route.says}
     if route.tag:
         operation["tags"] = [route.tag]
     parameters: list[Json] = [

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection, Request
 
 from server.admission.request_validation import check_include
 from server.errors import InvalidRequest, UnsupportedMediaType
-from server.http.openapi import Parameter
+from server.http.operation import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
@@ -33,6 +33,8 @@ PAGE = (
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
 """The query parameters that `page_request` reads."""
+MODEL = Parameter("model", str, "Filter by model.")
+TENANT = Parameter("tenant", str, "Filter by tenant.")
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
 """The query parameter that `include_values` reads."""

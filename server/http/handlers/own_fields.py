@@ -12,11 +12,7 @@ from typing import Any
 from server.admission.request_validation import CONFIG_NAMES
 from server.errors import ApiError
 from server.prompting.structured_outputs import OLD_NAMES
-from server.protocol.completions.requests import (
-    CompletionParameters,
-    TextRequest,
-    TokenizeRequest,
-)
+from server.protocol.completions.requests import CompletionParameters, TextRequest, TokenizeRequest
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 

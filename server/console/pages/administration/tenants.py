@@ -14,7 +14,7 @@ from server.console.forms import form_fields, read_form
 from server.console.pages.administration.keys import new_form_id
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
-from server.http.handlers.administration_data import ERASE_SECONDS
+from server.http.handlers.administration import ERASE_SECONDS
 from server.http.handlers.webhooks import OVERLAP
 from server.maintenance.erasure import Outcome
 from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
