@@ -8,8 +8,7 @@ from datetime import timedelta
 import msgspec
 
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
-from server.cli.option_types import DURATIONS, moment_or_duration, whole_number
-from server.cli.request_options import refuse_unknown_tenant
+from server.cli.options import DURATIONS, moment_or_duration, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, AuditLimits, Violation

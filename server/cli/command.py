@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The type that argparse's `add_subparsers` returns, for which argparse has no public name."""
-Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
-"""A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
+Run: TypeAlias = Callable[[Config, argparse.Namespace], int | None]
+"""A subcommand: returns the exit code, None for 0. Raises ConfigError or EmbeddedError."""
 
 Row: TypeAlias = tuple[object, Sequence[str]]
 """An object of a list, and the cells of its line."""
@@ -66,17 +66,14 @@ def described_limits(limited: "Limited") -> str:
         parts.append(f"{limited.requests_per_minute} requests/min")
     if limited.tokens_per_minute is not None:
         parts.append(f"{limited.tokens_per_minute} tokens/min")
-    per, used = "in all" if limited.budget_period == "total" else f"a {limited.budget_period}", limited.budget
-    if limited.budget_tokens is not None:
-        parts.append(f"{limited.budget_tokens} tokens {per}")
-        if used is not None:
-            standing = (used.spent_tokens, used.reserved_tokens, used.remaining_tokens)
-            parts[-1] += " ({} spent, {} reserved, {} left)".format(*standing)
-    if limited.budget_cost is not None:
-        parts.append(f"costs of {limited.budget_cost} {per}")
-        if used is not None:
-            costs = (used.spent_cost, used.reserved_cost, used.remaining_cost)
-            parts[-1] += " ({} spent, {} reserved, {} left)".format(*costs)
+    per = "in all" if limited.budget_period == "total" else f"a {limited.budget_period}"
+    of_tokens = None if limited.budget_tokens is None else f"{limited.budget_tokens} tokens {per}"
+    of_cost = None if limited.budget_cost is None else f"costs of {limited.budget_cost} {per}"
+    for unit, budget in (("tokens", of_tokens), ("cost", of_cost)):
+        if budget is not None:
+            uses = [getattr(limited.budget, f"{use}_{unit}", 0) for use in ("spent", "reserved", "remaining")]
+            standing = " ({} spent, {} reserved, {} left)".format(*uses)
+            parts.append(budget + (standing if limited.budget is not None else ""))
     return ", ".join(parts)
 
 

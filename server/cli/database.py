@@ -16,7 +16,7 @@ from server.cli.command import (
     print_status,
     terminal_user,
 )
-from server.cli.option_types import whole_number
+from server.cli.options import whole_number
 from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.embedded_postgres.binaries import psql_command
@@ -56,12 +56,11 @@ def add_commands(commands: Subcommands) -> None:
     purges.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
-def _storage(config: Config, _options: argparse.Namespace) -> int:
+def _storage(config: Config, _options: argparse.Namespace) -> None:
     with current_database(config) as (database, _):
         print_columns("tenant", "bytes")
         for tenant, stored in database.read(storage_usage.totals):
             print_result(f"{tenant}\t{stored}")
-    return 0
 
 
 def run_psql(config: Config, options: argparse.Namespace) -> int:
@@ -72,10 +71,9 @@ def run_psql(config: Config, options: argparse.Namespace) -> int:
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 
 
-def _purge(config: Config, options: argparse.Namespace) -> int:
+def _purge(config: Config, options: argparse.Namespace) -> None:
     with current_database(config) as (database, disk):
         print_result(_purge_or_count(database, disk, config, options))
-    return 0
 
 
 def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:

@@ -19,8 +19,7 @@ from server.cli.command import (
     this_user,
     transaction,
 )
-from server.cli.option_types import duration
-from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
+from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of
 from server.configuration.settings import Config
 from server.protocol.administration.objects import Key
 from server.protocol.administration.requests import CreateKey, UpdateKey
@@ -67,14 +66,14 @@ def add_commands(commands: Subcommands) -> None:
     )
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         is_only = not stored_keys.any_exist(connection)
         if options.if_none and not is_only:
             valid = stored_keys.any_valid(connection)
             exists = "A key exists already" if valid else "Keys exist, though none that is valid"
             print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
-            return 0
+            return
         scopes = OPERATOR_SCOPES if options.if_none else sorted(DEFAULT_SCOPES)
         now = clock(connection)
         request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
@@ -83,7 +82,6 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     print_result(key.value)
     if is_only:
         print_status(_what_first_key_opens(request.scopes or ()))
-    return 0
 
 
 def _what_first_key_opens(scopes: Collection[str]) -> str:
@@ -101,14 +99,13 @@ def _what_first_key_opens(scopes: Collection[str]) -> str:
     )
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
+def _list(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         listed = keys.key_objects(connection, stored_keys.list_page(connection, options.tenant))
         if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     names = ("key", "tenant", "made", "used", "state", "name", "more")
     print_rows(((key, _columns(key)) for key in listed), names, as_json=options.json)
-    return 0
 
 
 def _columns(key: Key) -> list[str]:
@@ -132,15 +129,14 @@ def _state(key: Key) -> str:
     return f"{word} {time_of(key.expires_at):%Y-%m-%d %H:%M}{replaced}"
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
+def _update(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         request = request_of(UpdateKey, options, clock(connection))
         key = keys.update_key(connection, this_user(), options.key_id, request)
     print_status("\t".join(_columns(key)).rstrip())
-    return 0
 
 
-def _rotate(config: Config, options: argparse.Namespace) -> int:
+def _rotate(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         key = keys.rotate_key(connection, this_user(), options.key_id, options.overlap)
         old = stored_keys.get(connection, options.key_id)
@@ -150,10 +146,9 @@ def _rotate(config: Config, options: argparse.Namespace) -> int:
         "it is shown this once:"
     )
     print_result(key.value)
-    return 0
 
 
-def _revoke(config: Config, options: argparse.Namespace) -> int:
+def _revoke(config: Config, options: argparse.Namespace) -> None:
     key_id = options.key_id
     with transaction(config) as connection:
         ended = keys.revoke_key(connection, this_user(), key_id, end=options.end)
@@ -163,4 +158,3 @@ def _revoke(config: Config, options: argparse.Namespace) -> int:
             f"{ended} of its stored responses had not ended; they, its streams and its WebSockets end "
             "within about a second."
         )
-    return 0

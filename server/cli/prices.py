@@ -13,7 +13,7 @@ from server.cli.command import (
     this_user,
     transaction,
 )
-from server.cli.request_options import add_request_options, request_of
+from server.cli.options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.requests import SetPrice
@@ -32,15 +32,14 @@ def add_commands(commands: Subcommands) -> None:
     listing.add_argument("--json", action="store_true", help="a line of JSON for each price")
 
 
-def _set(config: Config, options: argparse.Namespace) -> int:
+def _set(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         request = request_of(SetPrice, options, clock(connection), model=options.model)
         price = administration.set_price(connection, this_user(), request)
     print_status("\t".join(_columns(price)))
-    return 0
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
+def _list(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         listed = prices.list_page(connection, options.model)
     if options.model is not None and not listed:
@@ -48,7 +47,6 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     columns = ("model", "from", "input", "cached input", "output")
     rows = ((price_object(price), _columns(price)) for price in listed)
     print_rows(rows, columns, as_json=options.json)
-    return 0
 
 
 def _columns(price: StoredPrice) -> list[str]:

@@ -18,8 +18,7 @@ from server.cli.command import (
     terminal_user,
     transaction,
 )
-from server.cli.option_types import whole_number
-from server.cli.request_options import refuse_unknown_tenant
+from server.cli.options import refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
@@ -56,7 +55,7 @@ def _add_version(command: argparse.ArgumentParser, help_text: str) -> None:
     command.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
 
 
-def _put(config: Config, options: argparse.Namespace) -> int:
+def _put(config: Config, options: argparse.Namespace) -> None:
     if not ID.fullmatch(options.prompt):
         raise ConfigError("A prompt's ID is 1 to 64 letters, digits, _, . and -.")
     content = _read(options.file)
@@ -76,7 +75,6 @@ def _put(config: Config, options: argparse.Namespace) -> int:
                     _record(connection, options, "prompt.put", version)
     needs = f" It needs {', '.join(sorted(names))}." if names else ""
     print_status(f"Prompt {options.prompt} of tenant {options.tenant} has version {version}.{needs}")
-    return 0
 
 
 def _record(connection: Connection, options: argparse.Namespace, action: str, version: int | None) -> None:
@@ -97,7 +95,7 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file} is not text in UTF-8.") from error
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
+def _list(config: Config, options: argparse.Namespace) -> None:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
     with transaction(config) as connection:
         versions = prompt_templates.list_all(connection, options.tenant)
@@ -113,10 +111,9 @@ def _list(config: Config, options: argparse.Namespace) -> int:
             " ".join(sorted(read_template(stored.content.encode()).names)),
         )
         print_result("\t".join(columns).rstrip())
-    return 0
 
 
-def _delete(config: Config, options: argparse.Namespace) -> int:
+def _delete(config: Config, options: argparse.Namespace) -> None:
     """Raises ConfigError if there is no such prompt or version."""
     with transaction(config) as connection:
         deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
@@ -125,4 +122,3 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
     if not deleted:
         raise ConfigError(f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them.")
     print_status(f"Deleted {deleted} versions of prompt {options.prompt}.")
-    return 0

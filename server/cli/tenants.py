@@ -17,7 +17,7 @@ from server.cli.command import (
     this_user,
     transaction,
 )
-from server.cli.request_options import add_request_options, request_of
+from server.cli.options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.objects import Tenant
@@ -42,25 +42,23 @@ def add_commands(commands: Subcommands) -> None:
     delete.add_argument("tenant")
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         request = request_of(UpdateTenant, options)
         administration.create_tenant(connection, this_user(), options.tenant, request)
     print_status(f"Tenant {options.tenant} has settings now.")
-    return 0
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
+def _list(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         names = tenants.names_page(connection)
         stored = tenants.of_names(connection, names)
         listed = administration.tenant_objects(connection, names, stored.values())
     columns = ("tenant", "made", "contact", "settings", "limits")
     print_rows(((tenant, _columns(tenant)) for tenant in listed), columns, as_json=options.json)
-    return 0
 
 
-def _show(config: Config, options: argparse.Namespace) -> int:
+def _show(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         stored = tenants.get(connection, options.tenant)
         if stored is None:
@@ -72,7 +70,6 @@ def _show(config: Config, options: argparse.Namespace) -> int:
     print_rows([(tenant, _columns(tenant))], (), as_json=options.json)
     if not options.json:
         print_result(f"{valid} valid keys")
-    return 0
 
 
 def _columns(tenant: Tenant) -> list[str]:
@@ -87,16 +84,14 @@ def _columns(tenant: Tenant) -> list[str]:
     return [tenant.id, made, tenant.contact, ", ".join(own), described_limits(tenant)]
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
+def _update(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         request = request_of(UpdateTenant, options)
         tenant = administration.update_tenant(connection, this_user(), options.tenant, request)
     print_status("\t".join(_columns(tenant)).rstrip())
-    return 0
 
 
-def _delete(config: Config, options: argparse.Namespace) -> int:
+def _delete(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         administration.delete_tenant(connection, this_user(), options.tenant)
     print_status(f"Tenant {options.tenant} has the server's settings now.")
-    return 0

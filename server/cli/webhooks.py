@@ -19,8 +19,7 @@ from server.cli.command import (
     this_user,
     transaction,
 )
-from server.cli.option_types import duration, whole_number
-from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
+from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of, whole_number
 from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
@@ -75,7 +74,7 @@ def _of_endpoint(group: Subcommands, name: str, says: str, run: Run) -> argparse
     return command
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     host = options.url.partition("://")[2].partition("/")[0][:100] or "-"
     new = {"url": options.url, "name": host, "event_types": EVENT_TYPES}
     with current_database(config) as (database, _), refusals_as_sentences():
@@ -86,7 +85,6 @@ def _create(config: Config, options: argparse.Namespace) -> int:
                 connection, this_user(), seal, allowed_receivers(config), options.tenant, request
             )
         _show_secret("is made", made)
-    return 0
 
 
 def _show_secret(what: str, made: webhooks.NewSecret) -> None:
@@ -95,7 +93,7 @@ def _show_secret(what: str, made: webhooks.NewSecret) -> None:
     print_result(made.secret)
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
+def _list(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         listed = endpoints.list_page(connection, options.tenant)
         if not listed:
@@ -103,7 +101,6 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     columns = ("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
     rows = ((endpoint_object(endpoint), _columns(endpoint)) for endpoint in listed)
     print_rows(rows, columns, as_json=options.json)
-    return 0
 
 
 def _columns(endpoint: StoredEndpoint) -> list[str]:
@@ -124,7 +121,7 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
     ]
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
+def _update(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         stored = webhooks.update_endpoint(
             connection,
@@ -134,25 +131,22 @@ def _update(config: Config, options: argparse.Namespace) -> int:
             request_of(UpdateEndpoint, options),
         )
     print_status("\t".join(_columns(stored)))
-    return 0
 
 
-def _rotate(config: Config, options: argparse.Namespace) -> int:
+def _rotate(config: Config, options: argparse.Namespace) -> None:
     with current_database(config) as (database, _), refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
             made = webhooks.rotate_secret(connection, this_user(), seal, stored, options.overlap)
         _show_secret("has a new secret", made)
-    return 0
 
 
-def _delete(config: Config, options: argparse.Namespace) -> int:
+def _delete(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
         webhooks.delete_endpoint(connection, this_user(), stored)
     print_status(f"Endpoint {options.endpoint_id} is deleted.")
-    return 0
 
 
 def _test(config: Config, options: argparse.Namespace) -> int:
@@ -167,7 +161,7 @@ def _test(config: Config, options: argparse.Namespace) -> int:
     return 0 if 200 <= status < 300 else 1
 
 
-def _deliveries(config: Config, options: argparse.Namespace) -> int:
+def _deliveries(config: Config, options: argparse.Namespace) -> None:
     most = min(options.limit, _MAX_LISTED)
     with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None)
@@ -176,7 +170,6 @@ def _deliveries(config: Config, options: argparse.Namespace) -> int:
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
     rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in listed)
     print_rows(rows, columns, as_json=options.json)
-    return 0
 
 
 def _delivery_columns(delivery: StoredDelivery) -> list[str]:
@@ -191,9 +184,8 @@ def _delivery_columns(delivery: StoredDelivery) -> list[str]:
     ]
 
 
-def _redeliver(config: Config, options: argparse.Namespace) -> int:
+def _redeliver(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
         deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
     print_status(f"{deliveries} are delivered again.")
-    return 0

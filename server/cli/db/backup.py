@@ -58,7 +58,7 @@ def add_to_db(group: Subcommands) -> None:
     adopt.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
-def _dump(config: Config, options: argparse.Namespace) -> int:
+def _dump(config: Config, options: argparse.Namespace) -> None:
     secret = sorted(HIDDEN_TABLES | HIDDEN_COLUMNS.keys())
     with opened_database(config) as opened:
         size = write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
@@ -69,10 +69,9 @@ def _dump(config: Config, options: argparse.Namespace) -> int:
             f"Wrote {size} bytes to {options.file}. It holds everything, also the key of sealed content and "
             "the digests of API keys: keep it as you keep the database."
         )
-    return 0
 
 
-def _restore(config: Config, options: argparse.Namespace) -> int:
+def _restore(config: Config, options: argparse.Namespace) -> None:
     check_dump(options.file)
     with opened_database(config, print_status) as opened:
         is_filled = has_tables(opened.session_url)
@@ -90,7 +89,6 @@ def _restore(config: Config, options: argparse.Namespace) -> int:
             else _fill(opened.session_url, options.file)
         )
     print_status(f"Restored. {advice_for_copy(held)}")
-    return 0
 
 
 def advice_for_copy(held: int) -> str:
@@ -125,18 +123,16 @@ def _fill(url: str, source: Path) -> int:
     return held
 
 
-def _hold(config: Config, _options: argparse.Namespace) -> int:
+def _hold(config: Config, _options: argparse.Namespace) -> None:
     with current_database(config) as (database, _), database.begin() as connection:
         held = installation.hold(connection)
         audit_trail.record(connection, terminal_user(), "database.hold", details={"held": held})
     print_status(advice_for_copy(held))
-    return 0
 
 
-def _adopt(config: Config, options: argparse.Namespace) -> int:
+def _adopt(config: Config, options: argparse.Namespace) -> None:
     with current_database(config) as (database, _), database.begin() as connection:
         held = installation.adopt(connection, cancel=options.cancel)
         details = {"held": held, "cancel": options.cancel}
         audit_trail.record(connection, terminal_user(), "database.adopt", details=details)
     print_status(f"{held} responses {'are cancelled' if options.cancel else 'go on'}.")
-    return 0

@@ -48,7 +48,7 @@ def add_commands(group: Subcommands) -> None:
     add_command(group, "users", "list the users of these roles", _list)
 
 
-def _roles(config: Config, _options: argparse.Namespace) -> int:
+def _roles(config: Config, _options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened:
         opened.make_current()
         database_roles.create_roles(opened.session_url)
@@ -56,10 +56,9 @@ def _roles(config: Config, _options: argparse.Namespace) -> int:
         f"The roles {database_roles.SERVER}, {database_roles.READER} and {database_roles.TENANT_READER} are"
         " current."
     )
-    return 0
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     if not USER.fullmatch(options.name):
         raise ConfigError("A user's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or _.")
     if options.tenant and options.user_role == "server":
@@ -85,7 +84,6 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     else:
         _write_passfile(passfile, user.name, password)
         print_status(f"User {user.name} has the password in {passfile}.")
-    return 0
 
 
 def _new_password() -> str:
@@ -124,19 +122,17 @@ def _write_passfile(passfile: Path, user: str, password: str) -> None:
         ) from error
 
 
-def _drop(config: Config, options: argparse.Namespace) -> int:
+def _drop(config: Config, options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened:
         opened.make_current()
         ended = database_roles.drop_user(opened.session_url, options.name)
     rest = "" if ended else " Its open sessions go on until they end."
     print_status(f"User {options.name} is removed.{rest}")
-    return 0
 
 
-def _list(config: Config, _options: argparse.Namespace) -> int:
+def _list(config: Config, _options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened:
         opened.make_current()
         print_columns("user", "role", "tenants")
         for user in database_roles.list_users(opened.session_url):
             print_result("\t".join((user.name, user.role, ", ".join(user.tenants) or "all tenants")))
-    return 0

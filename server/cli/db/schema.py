@@ -13,7 +13,7 @@ from server.cli.command import (
     print_status,
 )
 from server.cli.db import backup, database_roles
-from server.cli.option_types import whole_number
+from server.cli.options import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
@@ -97,9 +97,7 @@ def _await_database(config: Config) -> None:
     url = config.database_direct_url or config.database_url
     if url is not None:
         upgrade.wait_for_connections(
-            url,
-            START_SECONDS,
-            lambda: print_status("The database accepts no connections yet; waiting."),
+            url, START_SECONDS, lambda: print_status("The database accepts no connections yet; waiting.")
         )
 
 
@@ -118,13 +116,12 @@ def _print_sql(config: Config, start: str | None) -> int:
 # Status
 
 
-def _status(config: Config, _options: argparse.Namespace) -> int:
+def _status(config: Config, _options: argparse.Namespace) -> None:
     with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
         revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
         report = read_report(connection)
     for line in describe(revision, state, upgrade.migrations(), report):
         print_result(line)
-    return 0
 
 
 def describe(
@@ -161,7 +158,7 @@ def describe(
 # Downgrade
 
 
-def _downgrade(config: Config, options: argparse.Namespace) -> int:
+def _downgrade(config: Config, options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened, _answers():
         with connect(opened.session_url) as connection:
             migration = _last(upgrade.current_revision(connection))
@@ -178,7 +175,6 @@ def _downgrade(config: Config, options: argparse.Namespace) -> int:
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
     print_status(f"The schema is back at {migration.previous or 'nothing'}.")
-    return 0
 
 
 def _last(revision: str | None) -> Migration:
@@ -225,7 +221,7 @@ def _answers() -> Iterator[None]:
         raise ConfigError(f"The database refused: {in_one_line(error)}.") from error
 
 
-def _text_search(config: Config, options: argparse.Namespace) -> int:
+def _text_search(config: Config, options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened:
         opened.make_current()
         try:
@@ -239,4 +235,3 @@ def _text_search(config: Config, options: argparse.Namespace) -> int:
                 " transactions beside it."
             ) from error
     print_status(f"Text search is {options.state}.")
-    return 0
