@@ -25,9 +25,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def _object_of(kind: type[S], *sources: object, **values: Any) -> S:
-    """The object with `values`, and for its other fields the attributes of that name of the first source that
-    has one.
-    """
+    """The object with `values`, and for other fields the attribute of the first source that has one."""
     for name in kind.__struct_fields__:
         source = next((source for source in sources if hasattr(source, name)), None)
         if name not in values and source is not None:

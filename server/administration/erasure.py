@@ -31,9 +31,8 @@ def refuse_own_tenant(subject: Subject, tenant: str) -> None:
 
 
 def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome:
-    """Counts the rows that an erasure would remove.
-
-    Raises InvalidRequest, NotFound if there are none, or DatabaseError.
+    """Counts what an erasure would remove. Raises InvalidRequest, NotFound if it is nothing, or
+    DatabaseError.
     """
     check_subject(subject)
     outcome = Erasure(database, subject, lease_seconds).count()

@@ -100,10 +100,7 @@ def update_endpoint(
 def rotate_secret(
     connection: Connection, actor: Actor, seal: Seal, endpoint: StoredEndpoint, overlap: timedelta
 ) -> NewSecret:
-    """Gives the locked endpoint a new secret; for `overlap` events are signed with both.
-
-    Raises InvalidRequest.
-    """
+    """Gives the locked endpoint a new secret; for `overlap` both sign events. Raises InvalidRequest."""
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
     secret = make_secret()
@@ -123,10 +120,7 @@ def delete_endpoint(connection: Connection, actor: Actor, endpoint: StoredEndpoi
 
 
 def redeliver(connection: Connection, actor: Actor, endpoint: StoredEndpoint, delivery: str | None) -> int:
-    """Makes a delivery due again, or without one the newest that were given up; returns how many.
-
-    Raises NotFound.
-    """
+    """Makes a delivery due again, or the newest that were given up; returns how many. Raises NotFound."""
     chosen = None if delivery is None else parse_webhook_id(delivery)
     count = 0
     if delivery is None or chosen is not None:

@@ -129,9 +129,8 @@ def _reader(field: RequestField) -> Callable[[str], object]:
 def request_of(
     request: type[S], options: argparse.Namespace, now: datetime | None = None, **values: object
 ) -> S:
-    """The request with the options that are given, and with `values` for others.
-
-    Durations begin now. Raises InvalidRequest.
+    """The request of the options that are given, else of `values`; durations begin now. Raises
+    InvalidRequest.
     """
     for name in fields_of(request):
         value = getattr(options, _PREFIX + name, values.get(name))

@@ -11,29 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
+from server.configuration.setting_groups import engine, listening, process, storage, tokens, tools
 from server.configuration.setting_groups.declare import MAX_NUMBER
-from server.configuration.setting_groups.engine import (
-    EngineSettings,
-    LocalEngineSettings,
-    ModelSettings,
-    ScriptedEngineSettings,
-)
-from server.configuration.setting_groups.listening import (
-    ApiSettings,
-    HttpSettings,
-    ListeningSettings,
-    MetricsSettings,
-)
-from server.configuration.setting_groups.process import (
-    MAX_RUNNING,
-    CapacitySettings,
-    ReplicaSettings,
-    SecretSettings,
-)
-from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
-from server.configuration.setting_groups.tokens import TokenSettings
-from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
-from server.configuration.setting_groups.webhooks import WebhookSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
@@ -48,23 +27,23 @@ _DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(
-    SecretSettings,
-    ApiSettings,
-    TokenSettings,
-    StorageSettings,
-    ReplicaSettings,
-    HttpSettings,
-    WebhookSettings,
-    ImageSettings,
-    ToolSettings,
-    CapacitySettings,
-    ScriptedEngineSettings,
-    EngineSettings,
-    LocalEngineSettings,
-    ModelSettings,
-    DatabaseSettings,
-    MetricsSettings,
-    ListeningSettings,
+    process.SecretSettings,
+    listening.ApiSettings,
+    tokens.TokenSettings,
+    storage.StorageSettings,
+    process.ReplicaSettings,
+    listening.HttpSettings,
+    tools.WebhookSettings,
+    tools.ImageSettings,
+    tools.ToolSettings,
+    process.CapacitySettings,
+    engine.ScriptedEngineSettings,
+    engine.EngineSettings,
+    engine.LocalEngineSettings,
+    engine.ModelSettings,
+    storage.DatabaseSettings,
+    listening.MetricsSettings,
+    listening.ListeningSettings,
 ):
     """One server's settings, validated on creation. Raises ConfigError.
 
@@ -146,7 +125,7 @@ class Config(
         if self.max_running is not None:
             return self.max_running
         if self.engine != "vllm" or self.engine_url is None:
-            return MAX_RUNNING
+            return process.MAX_RUNNING
         servers = sum(bool(url.strip()) for url in self.engine_url.split(","))
         return min(MAX_CALLS, CALLS_PER_VLLM_SERVER * max(1, servers))
 

@@ -53,10 +53,7 @@ def _refusal_of_file(path: Path) -> str:
 
 
 def check_files(folder: Path, *, with_weights: bool) -> None:
-    """Raises ConfigError for a folder with a config.json that cannot be served.
-
-    `with_weights` is whether this process loads the weights.
-    """
+    """Raises ConfigError for a folder that cannot be served, `with_weights` if this process loads them."""
     config = _config_of(folder)
     refusal = _refusal_of_weights(folder) or _refusal_of_task(folder, config) if with_weights else None
     has_tokenizer = config.get("model_type") == "gpt_oss" or (folder / "tokenizer.json").is_file()

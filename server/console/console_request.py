@@ -1,10 +1,11 @@
-"""`ConsoleRequest`: what a page's handler gets, and how it answers: a page, JSON or a redirect."""
+"""`pages`, which adds handlers; `ConsoleRequest`: what a handler gets, and how it answers."""
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from server.console.session_cookie import COOKIE, form_token
 from server.console.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
+from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPools
 from server.http.services import Services
 from server.protocol.ids import parse_response_id
@@ -37,6 +39,34 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Headers of all console responses but static files. With `no-referrer`, forms would come from `null`."""
+
+
+ConsoleHandler = Callable[["ConsoleRequest"], Answer]
+Need = Literal["metadata", "admin"]
+
+
+class ConsolePage(NamedTuple):
+    """A route below /console."""
+
+    method: str
+    path: str
+    handler: ConsoleHandler
+    needs: Need
+
+
+PAGES: list[ConsolePage] = []
+
+
+def pages(route: str, needs: Need | None = None) -> Callable[[ConsoleHandler], ConsoleHandler]:
+    """Adds the decorated handler to PAGES. By default a GET needs `metadata`, a POST `admin`."""
+    method, _, path = route.partition(" ")
+
+    def add(handler: ConsoleHandler) -> ConsoleHandler:
+        default: Need = "admin" if method == "POST" else "metadata"
+        PAGES.append(ConsolePage(method, path, handler, needs or default))
+        return handler
+
+    return add
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +125,7 @@ class ConsoleRequest:
         return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
 
     def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
-        """The rows, the first of which has the names of the columns, as a file to keep.
-
-        `numbers` says which columns have numbers as texts.
-        """
+        """The rows, names of columns first, as a file; `numbers` says which columns have numbers as texts."""
         text = io.StringIO()
         csv.writer(text).writerows(
             [

@@ -48,10 +48,7 @@ def open_session(seal: Seal, cookie: str, now: float) -> str | None:
 
 
 def form_token(seal: Seal, cookie: str) -> str:
-    """Return the token that a form sends back to change something, and that other sites' pages cannot know.
-
-    `cookie` is empty on a server without keys.
-    """
+    """The token that a form sends back to change something, and that other sites' pages cannot know."""
     return seal.tag("console", cookie)
 
 

@@ -177,10 +177,7 @@ class _Reading:
 
 
 def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True) -> Timeline:
-    """The timeline of a response whose log has these rows, with the names of tools if `names`.
-
-    Raises msgspec.DecodeError.
-    """
+    """The timeline of a log, with the names of tools if `names`. Raises msgspec.DecodeError."""
     reading = _Reading(created_at.timestamp(), names)
     for row in rows:
         reading.add(row)

@@ -4,6 +4,7 @@ A worker's application has the routes of health alone and answers everything els
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Raw, Struct
 from starlette.applications import Starlette
@@ -24,9 +25,9 @@ from server.http.asgi.endpoint import (
     EndpointContext,
     PublicEndpoint,
     RefuseAll,
-    RouterRefusal,
     address_share,
 )
+from server.http.asgi.request_body import drain_and_answer
 from server.http.asgi.request_log import RequestLog, RequestObserver
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.handlers import health, models_and_tokenizer
@@ -72,10 +73,10 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
     if config.tokenizer_info == "on":
         keyed.append(("GET", "/tokenizer_info", models_and_tokenizer.tokenizer_info, "read"))
 
-    def refuse(request: Request, error: Exception) -> RouterRefusal:
+    def refuse(request: Request, error: Exception) -> ASGIApp:
         leads_on = config.console == "on" and _is_browser_at_root(request)
         answer = RedirectResponse("/console", 303) if leads_on else on_error(request, error)
-        return RouterRefusal(answer)
+        return partial(drain_and_answer, answer)  # of a request whose body was not read
 
     routes = [
         WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),

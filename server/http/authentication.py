@@ -61,7 +61,6 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: Config, database: Database) -> "Authenticator":
-        """An authenticator with the settings' allowed hosts and CORS origins."""
         return cls(
             database,
             read_allowed_hosts(config.allowed_hosts),
@@ -78,10 +77,9 @@ class Authenticator:
         return None if caller is None else caller.tenant
 
     def known_caller(self, request: HTTPConnection) -> Caller | None:
-        """The caller as the key's last lookup here had it; None for keys that this process has not validated.
-
-        While no key exists, None unless that was looked up within the last `_KEYLESS_S`. Uses no database.
-        Raises WrongHost and, once keys are required, NotAuthenticated for a malformed key.
+        """The caller as the key's last lookup here had it; None for keys that this process has not validated,
+        and while no key exists after `_KEYLESS_S`. Raises WrongHost, and NotAuthenticated for a malformed
+        key.
         """
         self._check_origin(request, key_exists=True)
         if not self._key_required.is_set():
@@ -99,9 +97,8 @@ class Authenticator:
         return not self._key_required.is_set() or digest_of(_bearer_text(authorization)) in self._valid
 
     def authenticate(self, request: HTTPConnection) -> Caller:
-        """The caller of a request or of a WebSocket.
-
-        Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or Overloaded.
+        """The caller. Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or
+        Overloaded.
         """
         key = _bearer_token(request)
         if not self._is_key_required():

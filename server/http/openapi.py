@@ -10,22 +10,8 @@ from typing import Any
 
 import msgspec
 
-from server.errors import (
-    ApiError,
-    BodyTooLarge,
-    BodyTooSlow,
-    InternalError,
-    InvalidRequest,
-    MissingScope,
-    NotAuthenticated,
-    NotFound,
-    Overloaded,
-    QueryTooSlow,
-    TooManyRequests,
-    UnsupportedMediaType,
-    WrongHost,
-    WrongOrigin,
-)
+from server import errors
+from server.errors import ApiError, InvalidRequest, NotFound
 from server.http.operation import Operation, Parameter
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import input as given
@@ -39,12 +25,8 @@ Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 _COMMON_ERRORS: tuple[type[ApiError], ...] = (
-    BodyTooSlow,
-    BodyTooLarge,
-    TooManyRequests,
-    InternalError,
-    Overloaded,
-    QueryTooSlow,
+    *(errors.BodyTooSlow, errors.BodyTooLarge, errors.TooManyRequests),
+    *(errors.InternalError, errors.Overloaded, errors.QueryTooSlow),
 )
 _NAMED_UNIONS: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
 """Unions that become a component of their own."""
@@ -124,9 +106,9 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
         content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*route.streams))}
     refused = [*_COMMON_ERRORS, *route.refuses]
     if is_keyed:
-        refused += [NotAuthenticated, MissingScope, WrongHost, WrongOrigin]
+        refused += [errors.NotAuthenticated, errors.MissingScope, errors.WrongHost, errors.WrongOrigin]
     if route.takes is not None:
-        refused.append(UnsupportedMediaType)
+        refused.append(errors.UnsupportedMediaType)
     if route.takes is not None or route.parameters:
         refused.append(InvalidRequest)
     if "{" in route.path:

@@ -74,10 +74,6 @@ class RouteTable(list[Operation[Handler]]):
     def __call__(
         self, route: str, says: str, gives: Any, *, operation_id: str = "", **more: Any
     ) -> Callable[[Handler], Handler]:
-        """Adds the decorated handler at a method and a path after the prefix.
-
-        `operation_id` is by default that of the group with the handler's name.
-        """
         method, _, path = route.partition(" ")
 
         def add(handler: Handler) -> Handler:

@@ -73,9 +73,7 @@ class Services:
     """Set when the server begins to refuse requests."""
 
     def request_stop(self, response: UUID, reason: CancelReason) -> None:
-        """Ends a response whose row has `cancel_requested_at` and the reason, on whichever replica it runs or
-        waits.
-        """
+        """Ends a response whose row says so and why, on whichever replica it runs or waits."""
         self.tool_loop.cancel(response, reason)
         self.claimer.wake()
         self.notifier.notify_cancel(response)

@@ -105,15 +105,11 @@ def _adapters_in_use(stats: RequestStats, adapters: int) -> Family:
 
 def _own_series(stats: Stats) -> Iterator[Family]:
     yield gauge("holdfast_engine_up", "1 while the engine takes requests.", stats.alive)
-    yield gauge(
-        "holdfast_engine_paused", "1 while no step begins, because the database is behind.", stats.paused
-    )
+    says = "1 while no step begins, because the database is behind."
+    yield gauge("holdfast_engine_paused", says, stats.paused)
     yield counter("holdfast_engine_deaths", "Deaths of the engine's thread.", stats.deaths)
-    yield gauge(
-        "holdfast_engine_tokens_per_second",
-        "Generated tokens a second, of the last 10 s.",
-        stats.tokens_per_second,
-    )
+    says = "Generated tokens a second, of the last 10 s."
+    yield gauge("holdfast_engine_tokens_per_second", says, stats.tokens_per_second)
 
 
 def _server_series(stats: Stats) -> Iterator[Family]:

@@ -5,6 +5,7 @@ values that callers choose are bounded by `BoundedLabels`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -33,66 +34,53 @@ class Events:
         self._tenants = BoundedLabels(MAX_TENANTS)
         self._tools = BoundedLabels(MAX_TOOLS)
         self._tool_servers = frozenset(tool_servers)
-        self._make_http_series(registry)
-        self._make_response_series(registry, model)
-
-    def _make_http_series(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._requests = counter(
             "http_requests",
             "HTTP requests answered, by route, method and status.",
             ("handler", "method", "status"),
-            registry=registry,
         )
-        self._request_seconds = Histogram(
+        self._request_seconds = histogram(
             "http_request_duration_seconds",
             "Seconds from a request's head to the end of its answer, streams included.",
             ("handler", "method"),
             buckets=REQUEST_BOUNDS,
-            registry=registry,
         )
-        self._errors = Counter(
+        self._errors = counter(
             "holdfast_request_errors",
             "Error objects sent, over HTTP and WebSockets, by code and status.",
             ("code", "status"),
-            registry=registry,
         )
-        self._limits = Counter(
+        self._limits = counter(
             "holdfast_limit_reached",
             "Requests refused at a limit; `of` is whose limit it is, tenant or server.",
             ("limit", "of"),
-            registry=registry,
         )
-
-    def _make_response_series(self, registry: CollectorRegistry, model: str) -> None:
-        self._choices = Histogram(
+        self._choices = histogram(
             "vllm:request_params_n",
             "Answers that a request asks for.",
             ("model_name", "engine"),
             buckets=CHOICE_BOUNDS,
-            registry=registry,
         ).labels(model, "0")
-        self._ended = Counter(
+        self._ended = counter(
             "holdfast_responses_ended",
             "Responses whose end is committed, by status.",
             ("status", "background"),
-            registry=registry,
         )
         for status in ("completed", "incomplete", "failed", "cancelled"):
             for background in ("false", "true"):
                 self._ended.labels(status, background)
-        self._events = Counter("holdfast_events", "Stream events committed.", registry=registry)
-        self._tokens = Counter(
+        self._events = counter("holdfast_events", "Stream events committed.")
+        self._tokens = counter(
             "holdfast_tokens",
             "Tokens of ended responses; cached_input is a part of input, reasoning of output.",
             ("tenant", "model", "kind"),
-            registry=registry,
         )
-        self._tool_seconds = Histogram(
+        self._tool_seconds = histogram(
             "holdfast_tool_call_seconds",
             "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer.",
             ("server", "tool", "outcome"),
             buckets=TOOL_BOUNDS,
-            registry=registry,
         )
 
     def request(self, handler: str, method: str, status: int, seconds: float | None) -> None:

@@ -60,10 +60,7 @@ class TokenIdentity:
 
 
 def read_identity(claims: Mapping[str, object], rules: TokenRules) -> TokenIdentity:
-    """The identity in the claims of a token whose signature, times, issuer and audience are checked.
-
-    Raises NotAuthenticated.
-    """
+    """The identity in the claims of a verified token. Raises NotAuthenticated."""
     if "cnf" in claims:
         raise refused("it is bound to a key of its holder (`cnf`), which a bearer does not prove to have")
     tenant = claims.get(rules.tenant_claim)

@@ -32,8 +32,7 @@ MAX_RSA_BITS = 8192
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"P-256": ("ES256",), "P-384": ("ES384",), "P-521": ("ES512",), "Ed25519": ("EdDSA",)}
 ALGORITHMS = frozenset({*_RSA, *(name for names in _CURVES.values() for name in names)})
-"""Only asymmetric ones, and a key verifies those of its own kind alone: neither `none` nor an HMAC over a
-public key is ever tried."""
+"""Only asymmetric ones, each with keys of its own kind: neither `none` nor an HMAC over a public key."""
 _PUBLIC_MEMBERS = ("kty", "n", "e", "crv", "x", "y")
 
 

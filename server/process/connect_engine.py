@@ -31,10 +31,7 @@ def connect(
     start_seconds: float | None = None,
     trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
 ) -> Engine:
-    """Waits until a first server can be used, by default for half an hour, in which it may load its model.
-
-    Raises ConfigError if none can.
-    """
+    """Waits until a first server can be used, by default for half an hour. Raises ConfigError if none can."""
     # Parts that other engines do without.
     from engine.remote.engine_protocol import CallFault, EngineMismatch, EngineProtocol
     from engine.remote.fleet import RemoteConfig

@@ -24,8 +24,7 @@ _POLL_SECONDS = 0.4
 _IDLE_SECONDS = 4.0
 """Time between two queries while nothing runs here with a key."""
 _REMEMBERED = timedelta(minutes=10)
-"""Time for which an ended key is looked for with which nothing runs here, longer than a common outage of the
-database."""
+"""Time for which an ended key that is not in use is looked for, longer than a common outage."""
 
 
 class EndedKeyWatch:

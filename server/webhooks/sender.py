@@ -200,9 +200,8 @@ class WebhookSender:
         self.thread.wake()
 
     def keep_house(self) -> bool:
-        """Gives up what nobody wants any more and deletes what is old; returns whether nothing is left of it.
-
-        Raises DatabaseError.
+        """Gives up and deletes what nobody wants; returns whether nothing is left of it. Raises
+        DatabaseError.
         """
         until = monotonic() + HOUSEKEEPING_TURN_SECONDS
         more = True

@@ -193,10 +193,7 @@ def _last(revision: str | None) -> Migration:
 def refusal(
     migration: Migration, yes: str | None, needed_by: list[LivingReplica], lost: list[str]
 ) -> str | None:
-    """Why the migration is not undone, in a sentence; None if it may be. Pure.
-
-    `yes` is None without --yes, empty for --yes alone.
-    """
+    """Why the migration is not undone; None if it may be. `yes` is None without --yes, empty for it alone."""
     undo = f"{migration.revision} ({migration.title})"
     if needed_by:
         names = ", ".join(f"{replica.id} on {replica.host}" for replica in needed_by[:3])

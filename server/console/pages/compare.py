@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_view
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
@@ -154,8 +154,9 @@ class _Pair:
     """Responses to compare with: of the same chain, conversation and branches."""
 
 
+@pages("GET /compare")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/compare; `a` and `b` are the responses"""
+    """`a` and `b` are the responses."""
     pair = console.services.database.read(lambda connection: _read(connection, console))
     a, b = pair.a, pair.b
     if a is None or b is None:

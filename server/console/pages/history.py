@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.protocol import ids
@@ -60,10 +60,7 @@ def find_response(query: str) -> UUID | None:
 
 
 def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:
-    """The filter of a page's address: the box `q`, a field for each column, and the time.
-
-    Raises InvalidRequest.
-    """
+    """The filter of the box `q`, of a field for each column, and of the time. Raises InvalidRequest."""
     period = arguments.get("period") or DEFAULT_PERIOD
     if period not in PERIODS:
         raise InvalidRequest(f"period is one of {', '.join(PERIODS)}.", param="period")
@@ -125,10 +122,7 @@ _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
 def preview(payload_begin: str | None) -> str:
-    """The first words of an item in one line; empty for items without a text.
-
-    `payload_begin` is the JSON, or the beginning of it, which may end anywhere.
-    """
+    """The first words of an item in one line; empty without a text. The JSON may end anywhere."""
     match = _TEXT.search(payload_begin or "")
     if match is None:
         return ""
@@ -146,8 +140,10 @@ CSV_ROWS = 10_000
 FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
 
 
+@pages("GET ")
+@pages("GET /history")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/history; `before` is the cursor of a later page"""
+    """`before` is the cursor of a later page."""
     arguments = console.arguments(FIELDS)
     response = find_response(arguments.get("q", ""))
     if response is not None:
@@ -196,8 +192,9 @@ def _read_rows(
     return rows, ""
 
 
+@pages("GET /history.csv")
 def csv(console: ConsoleRequest) -> Answer:
-    """GET /console/history.csv: the same rows, the newest 10,000"""
+    """The same rows, the newest 10,000."""
     arguments = console.arguments(FIELDS)
     search = _read(console, arguments)
     rows = console.services.database.read(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_views
 from server.console.pages.run_again import stored_request
 from server.errors import ApiError, InvalidRequest
@@ -156,15 +156,17 @@ class _Conversation:
     """That of the last response."""
 
 
+@pages("GET /playground", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/playground; `response` is the last one of the conversation"""
+    """`response` is the last one of the conversation."""
     name = console.argument("response")
     conversation = _read(console, name) if name else _Conversation()
     return _page(console, conversation, _form_of(conversation.request), "")
 
 
+@pages("POST /playground")
 def send(console: ConsoleRequest) -> Answer:
-    """POST /console/playground: begins a response; its page follows it, also after a reload"""
+    """Begins a response; its page follows it, also after a reload."""
     services, caller = console.services, console.caller
     try:
         body = msgspec.json.encode(request_body(console.form))

@@ -8,7 +8,7 @@ from urllib.parse import quote_plus
 import msgspec
 
 from server.caller import Caller
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
@@ -133,18 +133,16 @@ class _Source:
     """The JSON of the input items, with their pictures."""
 
 
+@pages("GET /responses/{response_id}/run", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/run: the request, to be changed"""
     source = _read(console)
     text, _ = edited_text(source.request.parameters, source.items)
     return _page(console, source, text, "")
 
 
+@pages("POST /responses/{response_id}/run")
 def run(console: ConsoleRequest) -> Answer:
-    """POST /console/responses/{response_id}/run: the page of the new response follows it
-
-    The audit trail gets its entry after the response has been accepted, in a transaction of its own.
-    """
+    """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     source, edited = _read(console), console.form.get("request", "")
     tenant = source.facts["tenant"]
     try:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
 from server.console.sql_reader import MAX_QUERIES, NO_READER
@@ -58,8 +58,9 @@ class _Outcome:
     is_plan: bool = False
 
 
+@pages("GET /sql", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/sql; `question` or `view` names one whose query is in the editor"""
+    """`question` or `view` names one whose query is in the editor."""
     number, view = console.argument("question"), console.argument("view")
     known = questions()
     query = known[int(number)].query if number in map(str, range(len(known))) else ""
@@ -70,8 +71,9 @@ def show(console: ConsoleRequest) -> Answer:
     return _page(console, query, _Outcome())
 
 
+@pages("POST /sql")
 def run(console: ConsoleRequest) -> Answer:
-    """POST /console/sql: the result, or with `wish` the plan or the result as CSV"""
+    """The result, or with `wish` the plan or the result as CSV."""
     query = console.form.get("query", "")
     if not query.strip() or len(query) > MAX_QUERY_CHARS:
         raise InvalidRequest(f"A query has 1 to {MAX_QUERY_CHARS:,} characters.", param="query")

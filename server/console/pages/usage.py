@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.administration import usage
@@ -165,8 +165,8 @@ def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
     return urlencode({**arguments, **{name: value for name, value in fields.items() if value}})
 
 
+@pages("GET /usage")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/usage"""
     arguments = console.arguments(FIELDS)
     message, status, shown = "", 200, None
     known = console.services.database.read(history.known_values)
@@ -193,8 +193,9 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("GET /usage.csv")
 def csv(console: ConsoleRequest) -> Answer:
-    """GET /console/usage.csv: a row for each day and group"""
+    """A row for each day and group."""
     query = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
     rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, query))
     return console.csv("usage.csv", csv_rows(rows))

@@ -143,8 +143,7 @@ GoesFirst = Callable[[bytes, bytes], bool]
 """Whether a request with this target and Authorization header waits for no turn."""
 _HEALTH = frozenset({b"/health/live", b"/health/ready", b"/health", b"/ping"})
 _TURN_S = 0.002
-"""Least pause between two requests without a key, or parts of their bodies: twice what a request takes of the
-event loop's time."""
+"""Least pause between two requests without a key, or parts of their bodies: twice what a request takes."""
 _TURNS = 10
 """Least pause in turns of the event loop, of which a request takes some twenty: a busy loop begins fewer."""
 
@@ -316,8 +315,8 @@ class ClientConnections:
     def close_one(self) -> bool:
         """Closes a connection for a new one; False where each is in a request with a key.
 
-        Of those without a key, arrivals and served ones, the larger group gives up its oldest. So neither of
-        them is closed faster because more come of the other.
+        Of arrivals and served ones without a key, the larger group gives up its oldest, so that neither is
+        closed faster because more come of the other.
         """
         strangers = max(self._served, self._arriving, key=len)
         closes_idle = len(self._arriving) + len(self._served) <= self._reserved and bool(self._idle)

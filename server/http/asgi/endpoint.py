@@ -186,11 +186,7 @@ class AuthenticatedEndpoint(Generic[C]):
 class PublicEndpoint:
     """An ASGI app without authentication. It never reads a request's body."""
 
-    def __init__(
-        self,
-        handler: Callable[[Request], Response],
-        threads: ThreadPool | None,
-    ) -> None:
+    def __init__(self, handler: Callable[[Request], Response], threads: ThreadPool | None) -> None:
         """Without a pool the handler is called on the loop and must not block.
 
         With one, a single call at a time answers all requests that arrive during it or within
@@ -227,16 +223,6 @@ class PublicEndpoint:
             return on_error(request, error)
         finally:
             self._answered_at = asyncio.get_running_loop().time()
-
-
-class RouterRefusal:
-    """A 404 or 405 of the router, which has not read the request's body."""
-
-    def __init__(self, answer: Response) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await drain_and_answer(self._answer, scope, receive, send)
 
 
 class RefuseAll:

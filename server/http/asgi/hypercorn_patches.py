@@ -35,10 +35,7 @@ class _Refused(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """A request's head, whose lines must end in CR LF and must not be folded.
-
-    h11 accepts a bare LF and folded headers, which a proxy may parse differently.
-    """
+    """A request's head. A proxy may parse bare LFs and folded headers, which h11 accepts, differently."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         before = bytes(self._data)
@@ -87,7 +84,6 @@ class Http1(H11Protocol):
             await self._refuse(400, "The headers of a WebSocket's handshake are ASCII.")
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Answers a malformed request with an error object, like every other refusal."""
         await self._send_error(status_code, "The request is not valid HTTP/1.1.")
 
     async def _refuse(self, status: int, message: str) -> None:
@@ -111,9 +107,7 @@ class Http1(H11Protocol):
 
 
 class Handshake(ws_stream.Handshake):
-    """A WebSocket handshake that offers no extensions: a compressed message can decompress to a
-    thousand times its length.
-    """
+    """A handshake that offers no extensions: a message can decompress to a thousand times its length."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]], http_version: str) -> None:
         super().__init__(headers, http_version)

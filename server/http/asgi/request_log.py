@@ -74,10 +74,7 @@ def bounded_user_agent(header: str | None) -> str | None:
 
 
 class RequestLog:
-    """ASGI middleware, the outermost one.
-
-    An answer gets the headers that its request has as `answer_headers` in its state, too.
-    """
+    """The outermost ASGI middleware. It adds `cors_headers` and `answer_headers` of a request's state."""
 
     def __init__(
         self, app: ASGIApp, observer: RequestObserver | None = None, tracer: Tracer | None = None
@@ -213,7 +210,8 @@ class _CountingSend:
                 sent.status = message["status"]
                 if _is_event_stream(message):
                     sent.events = 0
-                if extra := self._scope["state"].get("answer_headers"):
+                state = self._scope["state"]
+                if extra := {**state.get("cors_headers", {}), **state.get("answer_headers", {})}:
                     more = [(name.encode(), value.encode()) for name, value in extra.items()]
                     message = {**message, "headers": [*message["headers"], *more]}
             case "websocket.accept":

@@ -144,10 +144,7 @@ async def run_in_thread(threads: Threads, function: Callable[..., T], *arguments
 
 
 class ThreadPool:
-    """Runs at most `threads` functions at a time, at most half of them (rounded up) of one tenant.
-
-    Use it on the event loop only.
-    """
+    """Runs at most `threads` functions at a time, half of them (rounded up) of one tenant; loop only."""
 
     def __init__(self, threads: int, wait_seconds: float = WAIT_S) -> None:
         self.size = threads

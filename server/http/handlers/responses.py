@@ -384,9 +384,7 @@ def stored_end_reader(
 
 
 def _as_accepted(stored: Response, admitted: AcceptedResponse) -> Response:
-    """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
-    than this answer.
-    """
+    """A new background response as it was accepted, `queued`, also if a replica was faster."""
     if admitted.begun is None or stored.status != "in_progress":
         return stored
     return structs.replace(stored, status="queued", output=[])

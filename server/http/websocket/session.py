@@ -61,10 +61,6 @@ class RetainedResponses:
     """The responses that one connection retains. Thread-safe; each response counts until it is dropped."""
 
     def __init__(self, limit: SharedLimit, tenant: str, most: int) -> None:
-        """`limit` counts the bytes of all connections; `most` is for the bytes of this one's responses.
-
-        One response alone may have more than `most`.
-        """
         self._limit = limit
         self._tenant = tenant
         self._most = most

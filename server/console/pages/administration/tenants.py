@@ -9,7 +9,7 @@ from server.administration.request_fields import read_request
 from server.administration.webhooks import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.console.pages.administration.keys import new_form_id
 from server.errors import InvalidRequest, NotFound
@@ -31,12 +31,14 @@ from server.store.webhooks.endpoints import StoredEndpoint
 PAGE_ROWS = 200
 NEW = {"budget_period": NO_LIMITS.budget_period}
 """The values with which the form of a new tenant or key begins."""
+_ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
 KEY_ROWS = 100
 """The newest keys of a tenant on its page; all are on the page of keys."""
 
 
+@pages("GET /tenants")
 def index(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants; `after` is the name that a later page comes after"""
+    """`after` is the name that a later page comes after."""
     after = console.argument("after") or None
     rows = console.services.database.read(
         lambda connection: listed.tenants_page(connection, after, PAGE_ROWS)
@@ -51,16 +53,16 @@ def index(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("POST /tenants")
 def create(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants"""
     requested = read_form(console.form, CreateTenant)
     with console.services.database.begin() as connection:
         tenants.create_tenant(connection, console.actor, requested.id, requested)
     return console.redirect(f"/console/tenants/{requested.id}")
 
 
+@pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants/{tenant}"""
     name = tenant_of(console)
     row, stored, newest_keys, hooks = console.services.database.read(
         lambda connection: (
@@ -94,8 +96,9 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("POST /tenants/{tenant}")
 def update(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}: settings that a tenant lacks are made"""
+    """Makes settings that a tenant lacks."""
     name = tenant_of(console)
     requested = read_form(console.form, UpdateTenant)
     with console.services.database.begin() as connection:
@@ -106,8 +109,9 @@ def update(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/tenants/{name}")
 
 
+@pages("POST /tenants/{tenant}/delete")
 def delete(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/delete: its settings; what it stored stays"""
+    """Deletes its settings; what it stored stays."""
     with console.services.database.begin() as connection:
         tenants.delete_tenant(connection, console.actor, tenant_of(console))
     return console.redirect("/console/tenants")
@@ -126,8 +130,8 @@ def tenant_of(console: ConsoleRequest) -> str:
     return name
 
 
+@pages("POST /tenants/{tenant}/webhook_endpoints")
 def create_endpoint(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
     requested = read_form(console.form, CreateEndpoint)
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.services.database.begin() as connection:
@@ -137,8 +141,9 @@ def create_endpoint(console: ConsoleRequest) -> Answer:
     return _secret_page(console, made)
 
 
+@pages(f"POST {_ENDPOINT}")
 def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
+    """`enabled` is yes or no."""
     change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
     allowed = console.services.allowed_receivers
     with console.services.database.begin() as connection:
@@ -147,16 +152,16 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 
+@pages(f"POST {_ENDPOINT}/rotate")
 def rotate_secret(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/rotate: the answer has the new secret"""
     with console.services.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         made = webhooks.rotate_secret(connection, console.actor, console.services.model.seal, stored, OVERLAP)
     return _secret_page(console, made)
 
 
+@pages(f"POST {_ENDPOINT}/delete")
 def delete_endpoint(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/delete"""
     with console.services.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         webhooks.delete_endpoint(connection, console.actor, stored)
@@ -174,20 +179,21 @@ def _find_endpoint(connection: Connection, console: ConsoleRequest) -> StoredEnd
     return webhooks.find(connection, name, tenant_of(console), lock=True)
 
 
+@pages("GET /tenants/{tenant}/erase", needs="admin")
 def show_erasure(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants/{tenant}/erase"""
     return _erasure(console, Subject(tenant_of(console), None, False), None, erased=False)
 
 
+@pages("POST /tenants/{tenant}/erase/count")
 def count_erasure(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/erase/count: counts, and a second form"""
     subject = _subject(console)
     outcome = erasure.count(console.services.database, subject, console.services.config.lease_seconds)
     return _erasure(console, subject, outcome, erased=False)
 
 
+@pages("POST /tenants/{tenant}/erase")
 def erase(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/erase: for some seconds; the page says whether anything is left"""
+    """Erases for some seconds; the page says whether anything is left."""
     subject = _subject(console)
     if console.form.get("confirmation", "").strip() != subject.tenant:
         raise InvalidRequest(
