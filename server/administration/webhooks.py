@@ -81,11 +81,8 @@ def update_endpoint(
     details: dict[str, object] = {}
     if after != before:
         details["host"] = _check(after, allowed)
-        details["changed"] = sorted(
-            name
-            for name in EndpointProperties.__dataclass_fields__
-            if getattr(after, name) != getattr(before, name)
-        )
+        names = EndpointProperties.__dataclass_fields__
+        details["changed"] = sorted(name for name in names if getattr(after, name) != getattr(before, name))
         endpoints.set_properties(connection, endpoint.id, after)
     if enabled is not UNSET and enabled == (endpoint.disabled_at is not None):
         details["enabled"] = enabled

@@ -6,6 +6,7 @@ import pwd
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -95,12 +96,10 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command with flags for its settings: all of them, or those that select the database."""
     usage = f"holdfast {name} [--SETTING VALUE ...]" if all_settings else None
+    wide = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
+    sentence = help_text.capitalize() + "."
     command = commands.add_parser(
-        name,
-        help=help_text,
-        description=help_text.capitalize() + ".",
-        usage=usage,
-        formatter_class=_wide_help,
+        name, help=help_text, description=sentence, usage=usage, formatter_class=wide
     )
     command.set_defaults(run=run, failure_code=1, command=command)
     shown = [each for each in settings.settings() if all_settings or each.name in DATABASE_SETTINGS]
@@ -114,10 +113,6 @@ def add_command(
             help=f"{setting.help}{default} [{setting.variable}]".replace("%", "%%"),
         )
     return command
-
-
-def _wide_help(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=34, width=WIDTH)
 
 
 def _metavar(setting: Setting) -> str:

@@ -55,11 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(options, "takes_rest", False):
         _refuse(options.command, rest)
     options.rest = [word for word in rest if word != "--"]
-    flags = {
-        setting.name: value
-        for setting in settings.settings()
-        if (value := getattr(options, setting.name, None)) is not None
-    }
+    given = {setting.name: getattr(options, setting.name, None) for setting in settings.settings()}
+    flags = {name: value for name, value in given.items() if value is not None}
     code = INTERRUPTED
     try:
         code = _run(flags, options)

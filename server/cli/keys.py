@@ -47,23 +47,15 @@ def add_commands(commands: Subcommands) -> None:
     update = add_command(group, "update", "change what a key may do; omitted options stay", _update)
     update.add_argument("key_id")
     add_request_options(update, UpdateKey)
-    rotate = add_command(
-        group, "rotate", "replace a key by a new one, shown once, that may do the same", _rotate
-    )
+    says = "replace a key by a new one, shown once, that may do the same"
+    rotate = add_command(group, "rotate", says, _rotate)
     rotate.add_argument("key_id")
-    rotate.add_argument(
-        "--overlap",
-        type=duration,
-        default=timedelta(hours=24),
-        help="how long the old key stays valid (default: 24h)",
-    )
+    day, says = timedelta(hours=24), "how long the old key stays valid (default: 24h)"
+    rotate.add_argument("--overlap", type=duration, default=day, help=says)
     revoke = add_command(group, "revoke", "end a key", _revoke)
     revoke.add_argument("key_id")
-    revoke.add_argument(
-        "--end",
-        action="store_true",
-        help="also end its streams and WebSockets and cancel its responses, on every replica",
-    )
+    says = "also end its streams and WebSockets and cancel its responses, on every replica"
+    revoke.add_argument("--end", action="store_true", help=says)
 
 
 def _create(config: Config, options: argparse.Namespace) -> None:

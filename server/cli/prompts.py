@@ -35,12 +35,8 @@ def add_commands(commands: Subcommands) -> None:
     group = add_group(commands, "prompts", "prompt templates")
     put = add_command(group, "put", "store a file as a version of a prompt", _put)
     put.add_argument("prompt", metavar="ID", help="the name by which requests select it")
-    put.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help='text is instructions; a .json file has {"instructions": …, "input": …}, like a request',
-    )
+    says = 'text is instructions; a .json file has {"instructions": …, "input": …}, like a request'
+    put.add_argument("file", type=Path, metavar="FILE", help=says)
     _add_version(put, "the version to create or replace; default: the next one")
     add_command(group, "list", "list prompts", _list).add_argument("--tenant")
     delete = add_command(group, "delete", "delete a prompt, or one version of it", _delete)
@@ -49,9 +45,8 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _add_version(command: argparse.ArgumentParser, help_text: str) -> None:
-    command.add_argument(
-        "--version", type=whole_number(1, 10**MAX_VERSION_DIGITS - 1), metavar="V", help=help_text
-    )
+    number = whole_number(1, 10**MAX_VERSION_DIGITS - 1)
+    command.add_argument("--version", type=number, metavar="V", help=help_text)
     command.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
 
 

@@ -32,24 +32,18 @@ DEFAULT_SECONDS = 3600
 
 
 def add_commands(commands: Subcommands) -> None:
-    erased = add_command(
-        commands, "erase", "remove everything of a tenant, or of one of its end users, for good", _erase
-    )
-    exported = add_command(
-        commands, "export", "write a tenant's data to standard output, as lines of JSON", _export
-    )
+    says = "remove everything of a tenant, or of one of its end users, for good"
+    erased = add_command(commands, "erase", says, _erase)
+    says = "write a tenant's data to standard output, as lines of JSON"
+    exported = add_command(commands, "export", says, _export)
     for command in (erased, exported):
         command.add_argument("--tenant", required=True)
-        command.add_argument(
-            "--user", help="only objects of this end user: the `user` or `safety_identifier` of the requests"
-        )
+        says = "only objects of this end user: the `user` or `safety_identifier` of the requests"
+        command.add_argument("--user", help=says)
     erased.add_argument("--dry-run", action="store_true", help="only count what would be removed")
     erased.add_argument("--yes", action="store_true", help="do not ask")
-    erased.add_argument(
-        "--keep-usage",
-        action="store_true",
-        help="keep a tenant's lines of the usage ledger, without users and ids of requests",
-    )
+    says = "keep a tenant's lines of the usage ledger, without users and ids of requests"
+    erased.add_argument("--keep-usage", action="store_true", help=says)
     erased.add_argument(
         "--seconds",
         type=whole_number(1, 10**6, " of seconds"),
@@ -57,9 +51,8 @@ def add_commands(commands: Subcommands) -> None:
         metavar="N",
         help="give up after so long, and go on with the next call (default: %(default)s)",
     )
-    imported = add_command(
-        commands, "import", "add an export from standard input; existing objects stay", _import
-    )
+    says = "add an export from standard input; existing objects stay"
+    imported = add_command(commands, "import", says, _import)
     imported.add_argument("--tenant", help="the tenant that gets it, in place of the export's own")
 
 

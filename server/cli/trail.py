@@ -16,20 +16,13 @@ MAX_LISTED = 10_000
 
 def add_commands(commands: Subcommands) -> None:
     command = add_command(commands, "trail", "show changes made by operators and callers", _trail)
-    command.add_argument(
-        "--since", type=duration, metavar="AGE", help=f"only entries newer than AGE: {DURATIONS}"
-    )
+    says = f"only entries newer than AGE: {DURATIONS}"
+    command.add_argument("--since", type=duration, metavar="AGE", help=says)
     command.add_argument("--tenant", help="only entries of this tenant")
-    command.add_argument(
-        "--action", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
-    )
-    command.add_argument(
-        "--limit",
-        type=whole_number(1, MAX_LISTED),
-        default=MAX_LISTED,
-        metavar="N",
-        help="the newest N (default: %(default)s)",
-    )
+    says = "only actions that begin so: `key.`, `response.delete`"
+    command.add_argument("--action", metavar="PREFIX", help=says)
+    number, says = whole_number(1, MAX_LISTED), "the newest N (default: %(default)s)"
+    command.add_argument("--limit", type=number, default=MAX_LISTED, metavar="N", help=says)
     command.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

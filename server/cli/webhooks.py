@@ -45,12 +45,8 @@ def add_commands(commands: Subcommands) -> None:
     update = _of_endpoint(group, "update", "change an endpoint; omitted options stay", _update)
     add_request_options(update, UpdateEndpoint)
     rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
-    rotate.add_argument(
-        "--overlap",
-        type=duration,
-        default=timedelta(hours=24),
-        help="how long events are signed with the old secret, too (default: 24h)",
-    )
+    day, says = timedelta(hours=24), "how long events are signed with the old secret, too (default: 24h)"
+    rotate.add_argument("--overlap", type=duration, default=day, help=says)
     _of_endpoint(group, "delete", "delete an endpoint; its pending deliveries are given up", _delete)
     sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
@@ -109,16 +105,8 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
     which = "all responses" if chosen.all_responses else "background responses"
     events = ",".join(sorted(event_type.removeprefix("response.") for event_type in chosen.event_types))
     made = f"made {endpoint.created_at:%Y-%m-%d}"
-    return [
-        webhook_endpoint_id(endpoint.id),
-        endpoint.tenant,
-        made,
-        chosen.name,
-        chosen.url,
-        which,
-        events,
-        state,
-    ]
+    whose = (webhook_endpoint_id(endpoint.id), endpoint.tenant)
+    return [*whose, made, chosen.name, chosen.url, which, events, state]
 
 
 def _update(config: Config, options: argparse.Namespace) -> None:

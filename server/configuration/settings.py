@@ -62,11 +62,10 @@ class Config(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )
         for name in _DATABASE_URLS:
+            flag = name.replace("_", "-")
             if (url := getattr(self, name)) is not None and not _is_postgres_url(url):
-                flag = name.replace("_", "-")
                 raise ConfigError(f"{flag} must begin with postgresql:// (libpq's form, without a driver).")
             if url is not None and _has_bare_password(url):
-                flag = name.replace("_", "-")
                 raise ConfigError(
                     f"{flag} has an @ too many: percent-encode what is special in the user and the password "
                     "(%40 for @, %2F for /, %3F for ?, %25 for %), or leave the password to PGPASSWORD."

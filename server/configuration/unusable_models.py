@@ -38,8 +38,7 @@ def refusal_without_config(path: Path) -> str:
             "there. Of a Hugging Face cache, give the folder models--OWNER--NAME, which has the snapshots "
             "and what they link to; mount all of it in a container."
         )
-    adapter = _refusal_of_adapter(path)
-    if adapter:
+    if adapter := _refusal_of_adapter(path):
         return adapter
     if _has(path, "*.gguf"):
         return f"{path} has a model as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
@@ -98,8 +97,7 @@ def _refusal_of_weights(folder: Path) -> str | None:
         )
     if (folder / "model.safetensors").is_file():
         return None
-    adapter = _refusal_of_adapter(folder)
-    if adapter:
+    if adapter := _refusal_of_adapter(folder):
         return adapter
     if _has(folder, "*.gguf"):
         return f"{folder} has its weights as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"

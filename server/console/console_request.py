@@ -111,35 +111,22 @@ class ConsoleRequest:
     def page(self, template: str, status: int = 200, **values: object) -> Response:
         """The template as a page of the console, or as the fragment that a script asks for."""
         cookie = self.request.cookies.get(COOKIE, "")
-        content = render(
-            template,
-            console=self,
-            path=self.request.url.path,
-            form_token=form_token(self.services.model.seal, cookie),
-            **values,
-        )
+        values |= {"console": self, "path": self.request.url.path}
+        content = render(template, form_token=form_token(self.services.model.seal, cookie), **values)
         return html(self.request, content, status)
 
     def json(self, value: object) -> Response:
-        headers = {**HEADERS, "x-request-id": self.request.state.request_id}
-        return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+        return Response(msgspec.json.encode(value), 200, headers_of(self.request), "application/json")
 
     def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
         """The rows, names of columns first, as a file; `numbers` says which columns have numbers as texts."""
         text = io.StringIO()
-        csv.writer(text).writerows(
-            [
-                value if number else csv_value(value)
-                for value, number in zip_longest(row, numbers, fillvalue=False)
-            ]
-            for row in rows
-        )
-        headers = {
-            **HEADERS,
-            "x-request-id": self.request.state.request_id,
-            "content-disposition": f'attachment; filename="{filename}"',
-        }
-        return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
+        for row in rows:
+            cells = zip_longest(row, numbers, fillvalue=False)
+            csv.writer(text).writerow([value if number else csv_value(value) for value, number in cells])
+        disposition = {"content-disposition": f'attachment; filename="{filename}"'}
+        headers = headers_of(self.request) | disposition
+        return Response(text.getvalue(), 200, headers, "text/csv; charset=utf-8")
 
     def redirect(self, path: str, **arguments: str) -> Response:
         """To another page, after a form."""
@@ -154,14 +141,19 @@ class ConsoleRequest:
         return response
 
 
+def headers_of(request: Request) -> dict[str, str]:
+    """The headers of an answer."""
+    return {**HEADERS, "x-request-id": request.state.request_id}
+
+
 def html(request: Request, content: str, status: int = 200) -> Response:
-    return HTMLResponse(content, status, {**HEADERS, "x-request-id": request.state.request_id})
+    return HTMLResponse(content, status, headers_of(request))
 
 
 def redirect(request: Request, path: str, **arguments: str) -> Response:
     """See Other. A script gets the address in htmx's own header, as it would follow a redirect unseen."""
     address = f"{path}?{urlencode(arguments)}" if arguments else path
-    headers = {**HEADERS, "x-request-id": request.state.request_id}
+    headers = headers_of(request)
     if request.headers.get("hx-request") == "true":
         return Response(status_code=204, headers={**headers, "hx-redirect": address})
     return RedirectResponse(address, 303, headers)

@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
 from server.console import static_files
-from server.console.console_request import PAGES, ConsolePage, ConsoleRequest, html, read_form, redirect
+from server.console.console_request import PAGES as PAGES
+from server.console.console_request import ConsolePage, ConsoleRequest, html, read_form, redirect
 from server.console.pages import (
     compare,
     history,

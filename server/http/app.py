@@ -66,9 +66,8 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
         if config.serves_api or route.handler is not describe
     ]
     if not config.serves_api:
-        return _application(
-            routes, read_cors_origins(None), services.events, otherwise=RefuseAll(WorkerReplica)
-        )
+        refusal = RefuseAll(WorkerReplica)
+        return _application(routes, read_cors_origins(None), services.events, otherwise=refusal)
     keyed = [(route.method, route.path, route.handler, route.required_scope) for route in ROUTES]
     if config.tokenizer_info == "on":
         keyed.append(("GET", "/tokenizer_info", models_and_tokenizer.tokenizer_info, "read"))

@@ -61,12 +61,8 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: Config, database: Database) -> "Authenticator":
-        return cls(
-            database,
-            read_allowed_hosts(config.allowed_hosts),
-            read_cors_origins(config.cors_origins),
-            AccessTokens.from_settings(config),
-        )
+        hosts, origins = read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins)
+        return cls(database, hosts, origins, AccessTokens.from_settings(config))
 
     def expected_tenant(self, request: HTTPConnection) -> str | None:
         """The tenant of a known key; None for keys that this process has not validated. As `known_caller`."""
@@ -134,9 +130,8 @@ class Authenticator:
     def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
         port = server[1] if server else None
-        error = origin_error(
-            request.headers, port, self._allowed_hosts, self._allowed_origins, key_exists=key_exists
-        )
+        allowed = (self._allowed_hosts, self._allowed_origins)
+        error = origin_error(request.headers, port, *allowed, key_exists=key_exists)
         if error is not None:
             raise error
 

@@ -91,12 +91,8 @@ def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
 
 
 def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
-    described: Json = {
-        "name": parameter.name,
-        "in": parameter.place,
-        "description": parameter.says,
-        "schema": schemas.of(parameter.type),
-    }
+    described: Json = {"name": parameter.name, "in": parameter.place, "description": parameter.says}
+    described["schema"] = schemas.of(parameter.type)
     return described if parameter.style is None else {**described, "style": parameter.style, "explode": True}
 
 
@@ -169,9 +165,8 @@ class _Schemas:
         components |= self._unions | self._by_hand()
         told_apart = components["Item"]["discriminator"]
         opaque = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
-        told_apart["mapping"] = opaque | {
-            tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
-        }
+        told_apart["mapping"].pop(_OTHER)
+        told_apart["mapping"] = opaque | told_apart["mapping"]
         asked = _referenced([self.of(route.takes) for route in routes if route.takes], components)
         named = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
         for name in named - asked:
@@ -192,9 +187,8 @@ class _Schemas:
 
     def _by_hand(self) -> Json:
         """Schemas of types that are decoded or encoded by hand."""
-        items = {
-            kind: self._of_type(kind, reader.shape, "Param") for kind, reader in given.ITEM_READERS.items()
-        }
+        readers = given.ITEM_READERS.items()
+        items = {kind: self._of_type(kind, reader.shape, "Param") for kind, reader in readers}
         parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in CONTENT_READERS.items()}
         for kind in ("message", "item_reference"):
             items[kind]["required"].remove("type")

@@ -69,11 +69,8 @@ class OneLineFormatter(logging.Formatter):
         ]
         record.message = escape_unprintable(message + "".join(said))
         record.asctime = self.formatTime(record, self.datefmt)
-        lines = [self.formatMessage(record)]
-        lines += [
-            "  " + escape_unprintable(line) for text in _details(self, record) for line in text.split("\n")
-        ]
-        return "\n".join(lines)
+        details = [line for text in _details(self, record) for line in text.split("\n")]
+        return "\n".join([self.formatMessage(record), *("  " + escape_unprintable(line) for line in details)])
 
 
 class JsonFormatter(logging.Formatter):

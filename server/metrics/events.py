@@ -35,53 +35,29 @@ class Events:
         self._tools = BoundedLabels(MAX_TOOLS)
         self._tool_servers = frozenset(tool_servers)
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        self._requests = counter(
-            "http_requests",
-            "HTTP requests answered, by route, method and status.",
-            ("handler", "method", "status"),
-        )
-        self._request_seconds = histogram(
-            "http_request_duration_seconds",
-            "Seconds from a request's head to the end of its answer, streams included.",
-            ("handler", "method"),
-            buckets=REQUEST_BOUNDS,
-        )
-        self._errors = counter(
-            "holdfast_request_errors",
-            "Error objects sent, over HTTP and WebSockets, by code and status.",
-            ("code", "status"),
-        )
-        self._limits = counter(
-            "holdfast_limit_reached",
-            "Requests refused at a limit; `of` is whose limit it is, tenant or server.",
-            ("limit", "of"),
-        )
-        self._choices = histogram(
-            "vllm:request_params_n",
-            "Answers that a request asks for.",
-            ("model_name", "engine"),
-            buckets=CHOICE_BOUNDS,
-        ).labels(model, "0")
-        self._ended = counter(
-            "holdfast_responses_ended",
-            "Responses whose end is committed, by status.",
-            ("status", "background"),
-        )
+        says, route = "HTTP requests answered, by route, method and status.", ("handler", "method")
+        self._requests = counter("http_requests", says, (*route, "status"))
+        says = "Seconds from a request's head to the end of its answer, streams included."
+        name = "http_request_duration_seconds"
+        self._request_seconds = histogram(name, says, route, buckets=REQUEST_BOUNDS)
+        says = "Error objects sent, over HTTP and WebSockets, by code and status."
+        self._errors = counter("holdfast_request_errors", says, ("code", "status"))
+        says = "Requests refused at a limit; `of` is whose limit it is, tenant or server."
+        self._limits = counter("holdfast_limit_reached", says, ("limit", "of"))
+        says, labels = "Answers that a request asks for.", ("model_name", "engine")
+        choices = histogram("vllm:request_params_n", says, labels, buckets=CHOICE_BOUNDS)
+        self._choices = choices.labels(model, "0")
+        says = "Responses whose end is committed, by status."
+        self._ended = counter("holdfast_responses_ended", says, ("status", "background"))
         for status in ("completed", "incomplete", "failed", "cancelled"):
             for background in ("false", "true"):
                 self._ended.labels(status, background)
         self._events = counter("holdfast_events", "Stream events committed.")
-        self._tokens = counter(
-            "holdfast_tokens",
-            "Tokens of ended responses; cached_input is a part of input, reasoning of output.",
-            ("tenant", "model", "kind"),
-        )
-        self._tool_seconds = histogram(
-            "holdfast_tool_call_seconds",
-            "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer.",
-            ("server", "tool", "outcome"),
-            buckets=TOOL_BOUNDS,
-        )
+        says = "Tokens of ended responses; cached_input is a part of input, reasoning of output."
+        self._tokens = counter("holdfast_tokens", says, ("tenant", "model", "kind"))
+        says = "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer."
+        labels = ("server", "tool", "outcome")
+        self._tool_seconds = histogram("holdfast_tool_call_seconds", says, labels, buckets=TOOL_BOUNDS)
 
     def request(self, handler: str, method: str, status: int, seconds: float | None) -> None:
         """An HTTP request was answered. `handler` is its route's template; `seconds` None for a WebSocket."""
@@ -103,12 +79,10 @@ class Events:
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """A commit wrote these updates. The recorder's thread."""
-        events = 0
+        self._events.inc(sum(len(update.events) for update in updates))
         for update in updates:
-            events += len(update.events)
             if update.run.ending is not None:
                 self._count_end(update)
-        self._events.inc(events)
 
     def _count_end(self, update: RunUpdate) -> None:
         facts, ending = update.run.facts, update.run.ending

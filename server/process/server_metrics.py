@@ -26,11 +26,8 @@ class ServerMetrics:
         self._operated, self._services = operated, operated.services
         self._recording = operated.serving.recording
         config, metrics = self._services.config, self._recording.loaded.metrics
-        self._sampler = ClusterSampler(
-            self._services.database,
-            partial(unready_reason, self._services),
-            retention_days=config.retention_days,
-        )
+        unready, days = partial(unready_reason, self._services), config.retention_days
+        self._sampler = ClusterSampler(self._services.database, unready, retention_days=days)
         self._listener = None if scraped is None else MetricsListener(scraped, metrics.render, config)
         metrics.add(self._collect)
 

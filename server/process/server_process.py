@@ -50,7 +50,7 @@ class ServerProcess:
         certificate: ServerCertificate | None = None,
         scraped: socket.socket | None = None,
     ) -> None:
-        """`scraped` is the listening socket of the metrics listener, if there is one."""
+        """`scraped` is the listening socket of the metrics listener."""
         self._config, self._certificate, self._loop = config, certificate, loop
         self._database, self._say = database, say
         self._end = ProcessEnd(loop)
@@ -71,14 +71,8 @@ class ServerProcess:
         """Serves at most `connections` on the listener until shutdown."""
         settings = hypercorn_settings(self._config)
         app = build(self._services, connections, console_routes)
-        server = Listener(
-            app,
-            settings,
-            connections,
-            self._certificate,
-            send_seconds=self._config.send_seconds,
-            goes_first=self._goes_first,
-        )
+        seconds, certificate, first = self._config.send_seconds, self._certificate, self._goes_first
+        server = Listener(app, settings, connections, certificate, send_seconds=seconds, goes_first=first)
         shutdown = Shutdown(self._services, server, self._loop, self._end.event)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)

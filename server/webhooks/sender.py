@@ -138,9 +138,7 @@ class WebhookSender:
 
     def _claim(self, connection: Connection) -> list[Claimed]:
         free = self._slots.free()
-        if not free:
-            return []
-        room = self._slots.room(outbox.due_endpoints(connection), monotonic())
+        room = self._slots.room(outbox.due_endpoints(connection), monotonic()) if free else {}
         if not room:
             return []
         lease = timedelta(seconds=self._client.seconds + LEASE_MARGIN_SECONDS)
@@ -162,17 +160,11 @@ class WebhookSender:
     def _note(self, delivery: Claimed, answer: ReceiverAnswer) -> None:
         """Draws the conclusions of an attempt, to be stored with the next turn."""
         verdict = judge(answer, delivery.attempt, self._first_pause, datetime.now(UTC), random.random)
-        self._slots.end(
-            delivery.endpoint_id,
-            monotonic(),
-            received=verdict.error is None,
-            throttle_seconds=verdict.throttle_seconds,
-        )
+        received, endpoint, pause = verdict.error is None, delivery.endpoint_id, verdict.throttle_seconds
+        self._slots.end(endpoint, monotonic(), received=received, throttle_seconds=pause)
         self.stats.under_way = SENDERS - self._slots.free()
-        if verdict.error is None:
-            self.stats.delivered += 1
-        else:
-            self.stats.failed += 1
+        self.stats.delivered += received
+        self.stats.failed += not received
         if verdict.is_gone:
             self._gone[delivery.endpoint_id] = delivery
         pause = timedelta(seconds=verdict.pause_seconds)
@@ -219,12 +211,8 @@ class WebhookSender:
             given_up = outbox.give_up_unwanted(connection)
         for one in given_up:
             self.stats.given_up += one.deliveries
-            log.warning(
-                "%d webhooks to endpoint %s are given up: %s",
-                one.deliveries,
-                webhook_endpoint_id(one.endpoint_id),
-                one.reason,
-            )
+            endpoint = webhook_endpoint_id(one.endpoint_id)
+            log.warning("%d webhooks to endpoint %s are given up: %s", one.deliveries, endpoint, one.reason)
         return bool(given_up)
 
 

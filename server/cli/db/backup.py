@@ -24,7 +24,6 @@ from server.embedded_postgres.dumps import (
 )
 from server.embedded_postgres.embedded_server import DATABASE
 from server.errors import ConfigError
-from server.process.open_database import OpenDatabase
 from server.store import database_roles
 from server.store.administration import audit_trail
 from server.store.cluster import installation
@@ -39,16 +38,12 @@ RESTORED = "holdfast_restored"
 def add_commands(commands: Subcommands) -> None:
     dump = add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
     dump.add_argument("file", type=Path)
-    dump.add_argument(
-        "--without-secrets",
-        action="store_true",
-        help="without API keys, seal keys and other data that no reader may see",
-    )
+    says = "without API keys, seal keys and other data that no reader may see"
+    dump.add_argument("--without-secrets", action="store_true", help=says)
     restore = add_command(commands, "restore", "make the database from a backup", _restore)
     restore.add_argument("file", type=Path)
-    restore.add_argument(
-        "--force", action="store_true", help="replace an embedded database that has something in it"
-    )
+    says = "replace an embedded database that has something in it"
+    restore.add_argument("--force", action="store_true", help=says)
 
 
 def add_to_db(group: Subcommands) -> None:
@@ -83,11 +78,11 @@ def _restore(config: Config, options: argparse.Namespace) -> None:
             )
         if is_filled and is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
-        held = (
-            _restore_aside(opened, options.file)
-            if opened.is_embedded
-            else _fill(opened.session_url, options.file)
-        )
+        if opened.is_embedded:  # a new database, which then takes the other's name and place
+            with replacement(opened.url_of("postgres"), DATABASE, RESTORED):
+                held = _fill(opened.url_of(RESTORED), options.file)
+        else:
+            held = _fill(opened.session_url, options.file)
     print_status(f"Restored. {advice_for_copy(held)}")
 
 
@@ -97,12 +92,6 @@ def advice_for_copy(held: int) -> str:
         f"{held} unfinished background responses are held, because their tools' calls may have been made by "
         "the original: `holdfast db adopt` goes on with them, `holdfast db adopt --cancel` ends them."
     )
-
-
-def _restore_aside(opened: OpenDatabase, source: Path) -> int:
-    """Fills a new database of the embedded cluster, which then takes the other's name and place."""
-    with replacement(opened.url_of("postgres"), DATABASE, RESTORED):
-        return _fill(opened.url_of(RESTORED), source)
 
 
 def _fill(url: str, source: Path) -> int:

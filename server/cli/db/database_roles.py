@@ -28,15 +28,10 @@ def add_commands(group: Subcommands) -> None:
     add_command(group, "roles", "make the roles of servers and readers, or update their rights", _roles)
     create = add_command(group, "create-user", "make a user and show its password, once", _create)
     create.add_argument("name")
-    create.add_argument(
-        "--as", dest="user_role", choices=("server", "reader"), required=True, help="its rights"
-    )
-    create.add_argument(
-        "--tenant",
-        action="append",
-        default=[],
-        help="a reader of this tenant's rows alone; may be given several times",
-    )
+    roles = ("server", "reader")
+    create.add_argument("--as", dest="user_role", choices=roles, required=True, help="its rights")
+    says = "a reader of this tenant's rows alone; may be given several times"
+    create.add_argument("--tenant", action="append", default=[], help=says)
     create.add_argument(
         "--passfile",
         type=Path,

@@ -37,23 +37,16 @@ def add_commands(commands: Subcommands) -> None:
     command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
     _add_wait(command)
     command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")
-    command.add_argument(
-        "--from", dest="start", metavar="REVISION", help="with --sql: from this revision, or base, on"
-    )
+    says = "with --sql: from this revision, or base, on"
+    command.add_argument("--from", dest="start", metavar="REVISION", help=says)
     command = add_command(group, "downgrade", "undo the last migration", _downgrade)
     _add_wait(command)
-    command.add_argument(
-        "--yes",
-        nargs="?",
-        const="",
-        metavar="REVISION",
-        help="do it; where data would be lost, name the revision that is undone",
-    )
+    says = "do it; where data would be lost, name the revision that is undone"
+    command.add_argument("--yes", nargs="?", const="", metavar="REVISION", help=says)
     database_roles.add_commands(group)
     backup.add_to_db(group)
-    command = add_command(
-        group, "text-search", "make or drop an index for words in the history", _text_search
-    )
+    says = "make or drop an index for words in the history"
+    command = add_command(group, "text-search", says, _text_search)
     command.add_argument("state", choices=("on", "off"))
 
 
@@ -162,12 +155,8 @@ def _downgrade(config: Config, options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened, _answers():
         with connect(opened.session_url) as connection:
             migration = _last(upgrade.current_revision(connection))
-            reason = refusal(
-                migration,
-                options.yes,
-                needing(read_report(connection).replicas, migration),
-                list(losses(connection, migration)),
-            )
+            needed_by = needing(read_report(connection).replicas, migration)
+            reason = refusal(migration, options.yes, needed_by, list(losses(connection, migration)))
         if reason is not None:
             raise ConfigError(reason)
         try:
@@ -221,11 +210,9 @@ def _answers() -> Iterator[None]:
 def _text_search(config: Config, options: argparse.Namespace) -> None:
     with opened_database(config, print_status) as opened:
         opened.make_current()
+        turn = text_search.turn_on if options.state == "on" else text_search.turn_off
         try:
-            if options.state == "on":
-                text_search.turn_on(opened.session_url)
-            else:
-                text_search.turn_off(opened.session_url)
+            turn(opened.session_url)
         except DatabaseError as error:
             raise ConfigError(
                 f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"

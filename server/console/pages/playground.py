@@ -24,16 +24,8 @@ from server.store.console.response_detail import ResponseDetail, StoredItem
 from server.store.content import stored_items
 
 FIELDS: Final = (
-    "model",
-    "instructions",
-    "effort",
-    "temperature",
-    "top_p",
-    "max_output_tokens",
-    "seed",
-    "tools",
-    "tool_choice",
-    "format",
+    *("model", "instructions", "effort", "temperature", "top_p", "max_output_tokens", "seed"),
+    *("tools", "tool_choice", "format"),
 )
 """Fields that keep their values from one message to the next."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high")

@@ -198,12 +198,5 @@ def _read(console: ConsoleRequest) -> _Source:
 
 
 def _page(console: ConsoleRequest, source: _Source, text: str, message: str, status: int = 200) -> Answer:
-    return console.page(
-        "run_again.html",
-        status,
-        facts=source.facts,
-        request=source.request,
-        has_input='"input":' in text,
-        text=text,
-        message=message,
-    )
+    values = {"facts": source.facts, "request": source.request, "text": text, "message": message}
+    return console.page("run_again.html", status, has_input='"input":' in text, **values)

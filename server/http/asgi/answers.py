@@ -269,10 +269,8 @@ class EventStream:
         if sum(map(len, ready)) > _BLOCK_BYTES:
             return False
         if self._transform is not None:
-            rewritten = (
-                self._transform.rewrite(index, frames) for index, frames in enumerate(news) if frames
-            )
-            ready = [frame for frames in rewritten for frame in frames]
+            changed = (self._transform.rewrite(index, frames) for index, frames in enumerate(news) if frames)
+            ready = [frame for frames in changed for frame in frames]
         for position, frames in zip(self._positions, news, strict=True):
             position.advance(frames)
         if block := b"".join(ready):

@@ -31,11 +31,9 @@ class BodyWriter:
 
         If not, the part has to be sent through ASGI, which waits for the client.
         """
-        return (
-            self._connection.our_state is h11.SEND_BODY
-            and not self._transport.is_closing()
-            and not self._transport.get_write_buffer_size()
-        )
+        transport = self._transport
+        is_free = not transport.is_closing() and not transport.get_write_buffer_size()
+        return is_free and self._connection.our_state is h11.SEND_BODY
 
     def write(self, part: bytes) -> None:
         """Writes the part, whole events, which must not be empty, in the body's framing."""

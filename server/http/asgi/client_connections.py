@@ -164,15 +164,8 @@ class ClientConnection:
     """One connection, from when it is accepted on: while it shakes hands, between requests and in one."""
 
     __slots__ = (
-        "_connections",
-        "abort",
-        "close",
-        "had_request",
-        "has_begun",
-        "has_key",
-        "has_turn",
-        "is_idle",
-        "on_authenticated",
+        *("_connections", "abort", "close", "had_request", "has_begun"),
+        *("has_key", "has_turn", "is_idle", "on_authenticated"),
     )
 
     def __init__(self, connections: "ClientConnections", abort: Callable[[], object]) -> None:

@@ -34,10 +34,8 @@ class CorsAndSlashes:
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await self._preflight(origin, headers, scope["state"]["request_id"])(scope, receive, send)
         else:
-            scope["state"]["cors_headers"] = {
-                **self._allowed(origin),
-                "access-control-expose-headers": _EXPOSED,
-            }
+            exposed = {"access-control-expose-headers": _EXPOSED}
+            scope["state"]["cors_headers"] = {**self._allowed(origin), **exposed}
             await self._app(scope, receive, send)
 
     def _preflight(self, origin: str, asked: Headers, request_id: str) -> Response:

@@ -91,9 +91,8 @@ class RequestLog:
         context = RequestContext(request_id_of(headers.get("x-request-id")))
         context.user_agent = bounded_user_agent(headers.get("user-agent"))
         sent = Sent()
-        scope.setdefault("state", {}).update(
-            {_CONTEXT: context, _SENT: sent, "request_id": context.request_id}
-        )
+        state = {_CONTEXT: context, _SENT: sent, "request_id": context.request_id}
+        scope.setdefault("state", {}).update(state)
         CURRENT.set(context)
         began = perf_counter()
         span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
@@ -117,12 +116,9 @@ def _route(scope: Scope) -> str:
 
 def _report(observer: RequestObserver, scope: Scope, sent: Sent, seconds: float) -> None:
     is_http = scope["type"] == "http"
-    observer.request(
-        _route(scope) or NO_ROUTE,
-        scope["method"] if is_http else "GET",
-        sent.status or CLIENT_GONE,
-        seconds if is_http else None,
-    )
+    method = scope["method"] if is_http else "GET"
+    status = sent.status or CLIENT_GONE
+    observer.request(_route(scope) or NO_ROUTE, method, status, seconds if is_http else None)
     error = scope["state"].get("error")
     if isinstance(error, ApiError):
         observer.error(error)
@@ -223,9 +219,8 @@ class _CountingSend:
 
 
 def _is_event_stream(start: Message) -> bool:
-    return any(
-        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"]
-    )
+    kinds = [value for name, value in start["headers"] if name == b"content-type"]
+    return any(kind.startswith(b"text/event-stream") for kind in kinds)
 
 
 def log_access(scope: Scope, context: RequestContext, sent: Sent, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -166,11 +167,8 @@ def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
     after = ids.parse_conversation_id(asked.after) if asked.after else None
     if asked.after and after is None:
         raise bad_cursor(asked.after, "a conversation")
-    listed = call.database.read(
-        lambda connection: conversations.list_page(
-            connection, tenant, after, asked.limit, newest_first=asked.newest_first
-        )
-    )
+    page = partial(conversations.list_page, newest_first=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, tenant, after, asked.limit))
     data = [
         objects.StoredConversation(
             id=ids.conversation_id(row.conversation.id),
@@ -210,9 +208,8 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
         after = stored_keys.get(connection, asked.after) if asked.after else None
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a key")
-        stored = stored_keys.list_page(
-            connection, tenant, state, after, asked.limit, newest_first=asked.newest_first
-        )
+        newest = asked.newest_first
+        stored = stored_keys.list_page(connection, tenant, state, after, asked.limit, newest_first=newest)
         return page_of(keys.key_objects(connection, stored), asked.limit)
 
 

@@ -1,6 +1,7 @@
 """The admin API's prices, usage, audit trail and replicas."""
 
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Literal, cast, get_args
 from uuid import UUID
 
@@ -46,11 +47,8 @@ def set_price(call: ApiCall) -> objects.Price:
 def list_prices(call: ApiCall) -> Page[objects.Price]:
     asked, model = page_request(call.request, "asc"), text(call.request, "model")
     after = _price_cursor(asked.after) if asked.after else None
-    listed = call.database.read(
-        lambda connection: stored_prices.list_page(
-            connection, model, after, asked.limit, descending=asked.newest_first
-        )
-    )
+    page = partial(stored_prices.list_page, descending=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, model, after, asked.limit))
     return page_of([price_object(price) for price in listed], asked.limit)
 
 
@@ -97,11 +95,8 @@ def usage(call: ApiCall) -> Page[objects.UsageSums]:
 )
 def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
     asked, chosen, after = page_request(call.request), _entry_filter(call.request), _uuid_cursor(call.request)
-    entries = call.database.read(
-        lambda connection: audit_trail.entries_page(
-            connection, chosen, after, asked.limit, newest_first=asked.newest_first
-        )
-    )
+    page = partial(audit_trail.entries_page, newest_first=asked.newest_first)
+    entries = call.database.read(lambda connection: page(connection, chosen, after, asked.limit))
     if entries is None:
         raise bad_cursor(str(after), "an entry")
     return page_of([trail_object(entry) for entry in entries], asked.limit)
@@ -116,11 +111,8 @@ def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
 def list_replicas(call: ApiCall) -> Page[objects.Replica]:
     asked, state = page_request(call.request), one_of(call.request, "state", get_args(ReplicaState))
     after = _uuid_cursor(call.request)
-    listed = call.database.read(
-        lambda connection: replicas_page(
-            connection, state, after, asked.limit, newest_first=asked.newest_first
-        )
-    )
+    page = partial(replicas_page, newest_first=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, state, after, asked.limit))
     if listed is None:
         raise bad_cursor(str(after), "a replica")
     return page_of([replica_object(replica) for replica in listed], asked.limit)

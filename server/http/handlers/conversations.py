@@ -99,14 +99,9 @@ def list_items(call: ApiCall) -> Page[Raw]:
     """`include` changes nothing: URLs are given always."""
     include_values(call.request)
     page = page_request(call.request)
-    return conversations.list_items(
-        call.database,
-        call.caller.tenant,
-        _conversation_id(call),
-        page.after,
-        page.limit,
-        newest_first=page.newest_first,
-    )
+    asked = (_conversation_id(call), page.after, page.limit)
+    tenant, newest_first = call.caller.tenant, page.newest_first
+    return conversations.list_items(call.database, tenant, *asked, newest_first=newest_first)
 
 
 @routes(f"GET {_ITEM}", "Retrieve an item.", Item)

@@ -40,11 +40,9 @@ def tokenize(call: ApiCall) -> Tokenized:
 def tokenizer_info(call: ApiCall) -> Raw:
     """The model folder's tokenizer_config.json, without names of files. A setting makes it a route."""
     folder = model_folder(call.services.config)
-    info = {
-        name: value
-        for name, value in read_json(folder / "tokenizer_config.json").items()
-        if not name.endswith("_file") and name != "name_or_path"
-    }
+    config = read_json(folder / "tokenizer_config.json")
+    unsaid = [name for name in config if name.endswith("_file") or name == "name_or_path"]
+    info = {name: value for name, value in config.items() if name not in unsaid}
     template = call.services.config.chat_template or folder / "chat_template.jinja"
     if template.is_file():
         info["chat_template"] = template.read_text("utf-8")

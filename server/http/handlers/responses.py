@@ -85,11 +85,9 @@ IDEMPOTENCY_KEY = Parameter(
     "For a day the same key with the same body gives the same response.",
     place="header",
 )
+_NAMES_OF = Literal["openai", "open-responses"]
 _EVENT_NAMES = Parameter(
-    EVENT_NAMES,
-    Literal["openai", "open-responses"],
-    "The API whose names the events of a stream have.",
-    place="header",
+    EVENT_NAMES, _NAMES_OF, "The API whose names the events of a stream have.", place="header"
 )
 _EVENT = Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)]
 _ONE = "/{response_id}"
@@ -128,9 +126,8 @@ def bounded_idempotency_key(request: Request) -> str | None:
     """The request's idempotency key. Raises InvalidRequest for one that is empty or too long."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= MAX_KEY_LENGTH:
-        raise InvalidRequest(
-            f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
-        )
+        sentence = f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters."
+        raise InvalidRequest(sentence, param="Idempotency-Key")
     return key
 
 

@@ -20,7 +20,6 @@ from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.http.websocket.connection import PendingResponse
 from server.limits.shared_limit import SharedLimit
 from server.limits.tenant_limits import DECODED_FACTOR
 from server.logs.context import current_origin
@@ -155,6 +154,21 @@ MAX_RETAINED_BODIES = 2
 """The most bytes of retained responses of one connection, as a multiple of the maximum body size."""
 
 
+@dataclass(eq=False, slots=True)
+class PendingResponse:
+    """A response that the client asks for."""
+
+    message: CreateMessage
+    size: int
+    """Bytes that it came in."""
+    prefix: bytes
+    """JSON that is put before the fields of every event of its stream."""
+
+    def drop_content(self) -> None:
+        """Forgets what the message says, whose bytes do not count any more once the response has begun."""
+        self.message = msgspec.structs.replace(self.message, input=None, instructions=None, tools=None)
+
+
 class _FinalFields(msgspec.Struct):
     id: str
     status: str
@@ -169,7 +183,7 @@ class _TerminalEvent(msgspec.Struct):
 
 
 class SocketSession:
-    """One connection. `begin` and `end` are called one at a time, the others at any time."""
+    """The decisions of a connection, in threads; `begin` and `end` are called one at a time."""
 
     def __init__(
         self, services: Services, websocket: WebSocket, caller: Caller, retained_bytes: SharedLimit
@@ -184,7 +198,10 @@ class SocketSession:
         self.headers = rates.headers(caller)
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """Raises ApiError or DecodeFailure."""
+        """The response that a message asks for, or the answer to it; `waiting` others are queued.
+
+        Raises ApiError or DecodeFailure.
+        """
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
         request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
@@ -207,7 +224,10 @@ class SocketSession:
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady."""
+        """The stream of a new response, as over HTTP.
+
+        Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady.
+        """
         try:
             return self._begin(pending)
         except NotReady:
@@ -257,9 +277,11 @@ class SocketSession:
         self._retained.drop(pending.message.previous_response_id or "")
 
     def close(self) -> None:
+        """Called on the loop when the connection has ended."""
         self._retained.close()
 
     def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
+        """The error as a message."""
         api_error = to_api_error(error)
         self._services.events.error(api_error)
         log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
@@ -273,6 +295,7 @@ class SocketSession:
         )
 
     def expire(self) -> bytes:
+        """The message to a client whose connection has lasted as long as it may."""
         seconds = self._services.config.websocket_seconds
         message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))

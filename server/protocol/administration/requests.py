@@ -26,14 +26,8 @@ CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Days = Annotated[int, Meta(ge=0, le=36500)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS, extra={"kind": "time"})]
-Amount = Annotated[
-    str,
-    Meta(
-        pattern=rf"^[0-9]{{1,15}}(\.[0-9]{{1,{MAX_DECIMALS}}})?$(?!\n)",
-        max_length=16 + MAX_DECIMALS,
-        extra={"kind": "amount"},
-    ),
-]
+_AMOUNT = rf"^[0-9]{{1,15}}(\.[0-9]{{1,{MAX_DECIMALS}}})?$(?!\n)"
+Amount = Annotated[str, Meta(pattern=_AMOUNT, max_length=16 + MAX_DECIMALS, extra={"kind": "amount"})]
 """Money, as text, so that no digit is lost."""
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
