@@ -1,7 +1,6 @@
 """Fields of the admin API's requests, of which command options and forms are made; requests read and applied.
 
-A request's struct says of each field its type, bounds and what it is for. So the API, the commands and the
-console check the same things in the same words.
+So the API, the commands and the console check the same things in the same words.
 """
 
 from collections.abc import Mapping

@@ -105,7 +105,7 @@ def _purge_batches(database: Database, disk: Disk, config: Config, age: timedelt
     yield purge_conversations(database, config.conversation_days)
     if age is None:
         return
-    for tenant in _tenants(database):
+    for tenant in database.read(responses.tenants):
         while _expire(database, tenant, age):
             yield purge(database, disk, quiet)
 
@@ -115,18 +115,13 @@ def _expire(database: Database, tenant: str, age: timedelta) -> int:
         return deletion.expire_older(connection, tenant, age)
 
 
-def _tenants(database: Database) -> list[str]:
-    with database.begin() as connection:
-        return responses.tenants(connection)
-
-
 def _count(database: Database, quiet: float, conversation_days: int, age: timedelta | None) -> Purged:
     with database.begin() as connection:
-        responses = deletion.count_due(connection, quiet)
+        due = deletion.count_due(connection, quiet)
         keys = idempotency_keys.count_old_keys(connection)
     if age is not None:
-        for tenant in _tenants(database):
+        for tenant in database.read(responses.tenants):
             with database.begin() as connection:
-                responses += deletion.count_older(connection, tenant, quiet, age)
+                due += deletion.count_older(connection, tenant, quiet, age)
     conversations = Counter(key.tenant for key in expired_conversations(database, conversation_days))
-    return Purged(responses, keys, conversations=conversations)
+    return Purged(due, keys, conversations=conversations)

@@ -129,9 +129,7 @@ def _reader(field: RequestField) -> Callable[[str], object]:
 def request_of(
     request: type[S], options: argparse.Namespace, now: datetime | None = None, **values: object
 ) -> S:
-    """The request of the options that are given, else of `values`; durations begin now. Raises
-    InvalidRequest.
-    """
+    """The request of the given options, else of `values`; durations begin now. Raises InvalidRequest."""
     for name in fields_of(request):
         value = getattr(options, _PREFIX + name, values.get(name))
         if isinstance(value, timedelta):

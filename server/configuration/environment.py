@@ -1,8 +1,4 @@
-"""Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables.
-
-A flag overrides an environment variable, which overrides the default. Variables that Kubernetes sets are
-ignored.
-"""
+"""Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables."""
 
 import logging
 import os
@@ -30,10 +26,10 @@ _PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
-    """The settings from flags (by setting name) and the environment. Raises ConfigError.
+    """The settings of flags (by name), else of the environment, else defaults. Raises ConfigError.
 
-    An unknown HOLDFAST_ variable is refused, because it is most likely a misspelt one. The variables that
-    Kubernetes sets in every pod for a Service whose name begins with `holdfast` are ignored.
+    An unknown HOLDFAST_ variable is refused, as most likely misspelt, unless Kubernetes sets it for a
+    Service.
     """
     environment = os.environ if environment is None else environment
     known = {setting.name: setting for setting in fields(Config)}

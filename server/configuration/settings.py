@@ -1,7 +1,5 @@
-"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents.
-
-The settings are declared in `setting_groups/`. docs/configuration.md and `holdfast serve --help` are made
-from `settings()`.
+"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()`, of which docs are
+made.
 """
 
 import base64
@@ -117,10 +115,7 @@ class Config(
 
     @property
     def running_limit(self) -> int:
-        """The number of responses that an engine outside this process generates at a time.
-
-        A DNS name or a file of URLs counts as one server, since its servers come and go.
-        """
+        """The responses that an engine outside this process generates at a time; a DNS name is one server."""
         if self.max_running is not None:
             return self.max_running
         if self.engine != "vllm" or self.engine_url is None:

@@ -24,6 +24,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPools
 from server.http.services import Services
 from server.protocol.ids import parse_response_id
+from server.store.database import Database
 
 MAX_FIELDS = 100
 """The most fields of a form or of a query string."""
@@ -81,6 +82,10 @@ class ConsoleRequest:
     sql_reader: SqlReader
     form: Mapping[str, str] = field(default_factory=dict)
     """Fields of the form that a POST sent."""
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
 
     @property
     def is_admin(self) -> bool:

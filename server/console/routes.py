@@ -11,7 +11,6 @@ from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import static_files
 from server.console.console_request import PAGES as PAGES
 from server.console.console_request import ConsolePage, ConsoleRequest, html, read_form, redirect
 from server.console.pages import (
@@ -30,7 +29,7 @@ from server.console.pages import (
 from server.console.pages.administration import keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql_reader import SqlReader
-from server.console.templates import render
+from server.console.templates import render, serve_static
 from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound, WrongOrigin
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
@@ -78,7 +77,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         *(_route(services, signed_in, page, reader) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
-        Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None)),
+        Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(serve_static, None)),
         Route(
             f"{PATH}/{{rest:path}}",
             AuthenticatedEndpoint(

@@ -1,7 +1,6 @@
 """Sessions of the console: a cookie that holds the sealed API key, on its way in and out; the token of forms.
 
-The key itself is checked with every request, as that of an API request is. So a revoked or expired key ends
-its sessions on all replicas, and no table of sessions is needed.
+The key is checked with every request, so a revoked one ends its sessions on all replicas, without a table.
 """
 
 import secrets
@@ -57,10 +56,7 @@ def is_form_token(seal: Seal, token: str, cookie: str) -> bool:
 
 
 def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConnection:
-    """The request as an API client would have sent it: the cookie's key is its `Authorization`.
-
-    A request with a header of its own, or without a cookie that holds, stays as it is.
-    """
+    """The request with its cookie's key as its `Authorization`, if it has none and the cookie holds."""
     cookie = request.cookies.get(COOKIE)
     if cookie is None or "authorization" in request.headers:
         return request

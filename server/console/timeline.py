@@ -1,7 +1,7 @@
 """The timeline of a response: a lane an output item, marks, pauses; what its drawing and its text say. Pure.
 
-Distances are in units of the drawing, which is `WIDTH` wide however long the response took: ticks of deltas
-that fall on one unit are one tick, darker the more there are. So 100,000 events are drawn as fast as 1,000.
+Deltas that fall on one unit of the drawing, which is `WIDTH` wide, are one tick, darker the more there are:
+100,000 events are drawn as fast as 1,000.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

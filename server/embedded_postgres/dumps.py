@@ -123,9 +123,7 @@ def is_of_holdfast(url: str) -> bool:
 
 
 def is_in_use(url: str) -> bool:
-    """Whether others are connected to the database for seconds: a closed session is listed until it has
-    noticed.
-    """
+    """Whether others stay connected to the database: a closed session is listed until it has noticed."""
     until = time.monotonic() + _CLOSING_S
     with _session(url) as connection:
         while connection.execute(_OTHER_SESSIONS).fetchone() != (0,):

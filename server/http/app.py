@@ -52,10 +52,9 @@ MoreRoutes = Callable[[Services, EndpointContext[Caller]], Sequence[BaseRoute]]
 
 
 def build(services: Services, connections: int, more_routes: MoreRoutes | None = None) -> Starlette:
-    """The ASGI application; `connections` is the most client connections that are open at a time.
+    """The ASGI application for so many client connections; of a worker it serves health alone.
 
-    `more_routes` makes routes that are no part of the API, with the same limits and threads. The application
-    of a worker serves health alone and authenticates nobody.
+    `more_routes` makes routes that are no part of the API, with the same limits and threads.
     """
     config, threads = services.config, make_thread_pools(services.config.database_connections)
     context = _endpoint_context(services, threads, connections)
@@ -96,10 +95,7 @@ def _application(
     otherwise: ASGIApp | None = None,
     refuse: Callable[[Request, Exception], ASGIApp] | None = None,
 ) -> Starlette:
-    """An application with the middleware that all have.
-
-    `otherwise` answers what is at no route, or `refuse` makes the answer for what the router raises there.
-    """
+    """An application with the middleware of all; `otherwise` or `refuse` answers what is at no route."""
     app = Starlette(
         routes=routes,
         exception_handlers={404: refuse, 405: refuse} if refuse else None,  # type: ignore[dict-item]  # any ASGI app is called
@@ -133,7 +129,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         expected_share=expected_share,
         known_caller=services.authenticator.known_caller,
         authenticate=authenticate,
-        share_of=_share_of,
+        share_of=lambda caller: ThreadShare(caller.tenant, unlimited=caller.key_id is None),
         threads=threads,
         requests=_half_per_tenant(services, "requests in progress", connections),
         bodies=_half_per_tenant(services, "bytes of request bodies", memory),
@@ -141,11 +137,6 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         key_of=lambda caller: caller.key_id,
         connections=services.connections,
     )
-
-
-def _share_of(caller: Caller) -> ThreadShare:
-    """The caller's share of threads. Without keys there is one tenant, which may use all of them."""
-    return ThreadShare(caller.tenant, unlimited=caller.key_id is None)
 
 
 def _half_per_tenant(services: Services, what: str, total: int) -> SharedLimit:
@@ -225,11 +216,7 @@ def _websocket_endpoint(
 
 
 def build_waiting(reason: Callable[[], ApiError]) -> Starlette:
-    """The application of a server that waits for its database: health, and 503 else.
-
-    It authenticates nobody and asks no database. `reason` returns what is waited for, as the answer to every
-    request.
-    """
+    """Serves health, and for everything else the `reason` of the wait; asks no database."""
 
     def ready(request: Request) -> Response:
         error = reason()

@@ -1,7 +1,6 @@
 """The OpenAPI document at /openapi.json: made from each route's Operation and from msgspec's schemas.
 
-Schemas are those of the types that requests are decoded to and answers encoded from. Items and parts are
-decoded by hand; their schemas come from the tables of their readers.
+Schemas of items and parts, which are decoded by hand, come from the tables of their readers.
 """
 
 import re

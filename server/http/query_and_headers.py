@@ -124,8 +124,8 @@ class ResumeAfter(NamedTuple):
 
 
 def resume_after(request: Request) -> ResumeAfter:
-    """`starting_after` or Last-Event-ID, whichever is later: an EventSource connects to the same address
-    again, whatever was in it.
+    """`starting_after` or Last-Event-ID, whichever is later: an EventSource connects again to the same
+    address.
 
     Raises InvalidRequest for what was never the id of an event.
     """
@@ -175,10 +175,7 @@ def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> No
 
 
 def require_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
-
-    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
-    """
+    """Raises UnsupportedMediaType for another Content-Type: other sites' pages can send those of forms."""
     if not body:
         return
     essence = headers.get("content-type", "").partition(";")[0].strip().lower()

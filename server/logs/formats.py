@@ -1,7 +1,6 @@
 """Log formats: text, one line a record with unprintable characters escaped, and JSON, one object a line.
 
-Text of callers, models and tool servers reaches the log. A line feed in it could forge a log line, and a
-terminal would interpret escape sequences.
+Text of callers, models and tools could forge a line with a line feed, or hold a terminal's escape sequences.
 """
 
 import logging
@@ -50,10 +49,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """`time LEVEL logger: message field=value …`; the lines of a traceback follow, indented.
-
-    A field of IN_MESSAGE that the message says already is left out.
-    """
+    """`time LEVEL logger: message field=value …` without what the message says; an indented traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,7 +1,6 @@
 """`ClusterSampler`, the thread that reads the database for metrics, and the series of its readings.
 
-A scrape takes the last reading, so it never waits for the database. While the database does not answer,
-`holdfast_database_up` is 0 and the series that come of SQL are left out.
+A scrape takes the last reading and never waits; without one the series that come of SQL are left out.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """The engine's series under vLLM's names and labels, so that its dashboards and queries can be used; our own.
 
-The values are those of `Engine.stats()` at the time of the scrape. Of a remote engine the KV cache and the
-steps are its servers' own and left out here.
+Of a remote engine the KV cache and the steps are its servers' own and left out.
 """
 
 from collections.abc import Iterator, Mapping

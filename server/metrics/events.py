@@ -1,7 +1,6 @@
 """`Events`: counters and histograms that change when something happens: requests, ends of responses, tools.
 
-Everything is observed once a request, a tool call or the end of a response, and nothing for each token. Label
-values that callers choose are bounded by `BoundedLabels`.
+Nothing is observed for each token. Label values that callers choose are bounded.
 """
 
 from collections.abc import Sequence
@@ -44,8 +43,8 @@ class Events:
         self._errors = counter("holdfast_request_errors", says, ("code", "status"))
         says = "Requests refused at a limit; `of` is whose limit it is, tenant or server."
         self._limits = counter("holdfast_limit_reached", says, ("limit", "of"))
-        says, labels = "Answers that a request asks for.", ("model_name", "engine")
-        choices = histogram("vllm:request_params_n", says, labels, buckets=CHOICE_BOUNDS)
+        says, of_engine = "Answers that a request asks for.", ("model_name", "engine")
+        choices = histogram("vllm:request_params_n", says, of_engine, buckets=CHOICE_BOUNDS)
         self._choices = choices.labels(model, "0")
         says = "Responses whose end is committed, by status."
         self._ended = counter("holdfast_responses_ended", says, ("status", "background"))

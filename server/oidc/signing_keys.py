@@ -1,7 +1,6 @@
 """`SigningKeys`: an issuer's keys, fetched when they are needed, at most once in a while. Thread-safe.
 
-A fetch runs on a thread of its own: a caller that needs its result gets NotReady and waits on the event loop,
-and callers with API keys wait for nothing.
+A fetch has a thread of its own: who needs it gets NotReady and waits on the event loop, and nobody else.
 """
 
 import logging
@@ -131,8 +130,8 @@ class SigningKeys:
         """The fetch under way."""
 
     def find(self, kid: str | None, algorithm: str) -> SigningKey:
-        """Raises NotReady while the keys are fetched, NotAuthenticated for a key that does not exist, and
-        Overloaded if that is not known because the issuer does not answer.
+        """Raises NotReady during a fetch, NotAuthenticated for an unknown key, Overloaded if the issuer is
+        silent.
         """
         with self._lock:
             now = self._clock()
@@ -188,10 +187,7 @@ class _Discovery(msgspec.Struct):
 
 
 def fetch_keys(issuer: str) -> list[SigningKey]:
-    """The issuer's keys by OpenID Connect Discovery: its configuration names the address of its key set.
-
-    Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
-    """
+    """The issuer's keys by OpenID Connect Discovery, within twice FETCH.seconds. Raises ValueError."""
     try:
         discovered = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

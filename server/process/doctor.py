@@ -1,7 +1,6 @@
-"""`examine`: what this configuration is on this machine, as findings of one sentence each.
+"""`examine`: what this configuration is on this machine, as findings of one sentence each; changes nothing.
 
-Model and engine are loaded as `serve` loads them, with all checks; the database is asked for its schema.
-Nothing is changed.
+Model and engine are loaded as `serve` loads them; the database is asked for its schema.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +15,7 @@ from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
-from server.process.connect_engine import check_engine_settings, connect
-from server.process.load_model import engine_config, read_adapters
+from server.process.load_model import check_engine_settings, connect, engine_config, read_adapters
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
 from server.store.durability_check import STANDBY

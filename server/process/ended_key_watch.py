@@ -1,7 +1,6 @@
 """`EndedKeyWatch`: ends what runs with a key that expires or is revoked, where the key says so.
 
-It cancels the key's responses, those that are not stored too, and a turn later, when their readers have had
-their last events, closes the streams and WebSockets that were opened with it.
+It cancels the key's responses and a turn later, after their last events, closes its streams and WebSockets.
 """
 
 import logging

@@ -1,8 +1,4 @@
-"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools.
-
-With an issuer of access tokens every caller is authenticated, and none is needed.
-A worker serves nothing but health, so it may listen anywhere.
-"""
+"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools."""
 
 from time import monotonic, sleep
 
@@ -18,9 +14,8 @@ _PAUSE_S = 0.2
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
-    """Raises ConfigError if no key was ever made and the settings need one, and for a wrong issuer of tokens.
-
-    A key that is made within `patience` seconds is soon enough.
+    """Raises ConfigError if no key is made within `patience` seconds and the settings need one, or for the
+    issuer.
     """
     processes = [
         label for label, address in read_servers(config.tool_server).items() if address.startswith(COMMAND)

@@ -120,9 +120,7 @@ class OpenDatabase:
             raise ConfigError(BEHIND)
 
     def can_serve(self) -> bool:
-        """`is_ready`, after `check_sessions` once. Raises DatabaseAway while there are no connections, or
-        ConfigError.
-        """
+        """`is_ready`, after `check_sessions` once. Raises DatabaseAway or ConfigError."""
         if not self._sessions_are_sound:
             self.check_sessions()
             self._sessions_are_sound = True

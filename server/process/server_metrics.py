@@ -1,7 +1,6 @@
 """`ServerMetrics`: the series of a server process, read from its parts, and the threads that they need.
 
-Values are read from the objects that have them, at the time of the scrape, and nothing waits for anything:
-what needs SQL is of the sampler's last reading.
+A scrape reads the objects that have the values, and waits for nothing: SQL is the sampler's.
 """
 
 import socket

@@ -1,7 +1,5 @@
-"""The threads of a server process: started and stopped in order.
-
-`shutdown` has what happens at SIGTERM; then everything is written and the threads end in the order of `stop`.
-Hypercorn runs in this process: a kill leaves no orphan.
+"""The threads of a server process: started and stopped in order. Hypercorn runs in it: a kill leaves no
+orphan.
 """
 
 import asyncio
@@ -136,9 +134,8 @@ class ServerProcess:
 def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
-    """Return the lines that a server prints once it listens, with a first request to copy. Pure.
-
-    A request that needs a key takes it from the variable that OpenAI's clients read.
+    """The lines of a server that listens, with a first request to copy, whose key is in OpenAI's variable.
+    Pure.
     """
     asked = ANY_ADDRESS.get(host, host)
     base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"

@@ -1,7 +1,5 @@
-"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving, Operated.
-
-Each stage is made of the one before it, so that nothing can be made before what it needs. Nothing is started
-here.
+"""The parts of a server process, made in stages, each of the one before: Stored to Operated. Nothing is
+started.
 """
 
 import asyncio

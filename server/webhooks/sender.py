@@ -1,8 +1,7 @@
 """`WebhookSender`: the thread that claims due deliveries and writes their results, and the threads that send.
 
-The first one alone uses the database: a turn writes the results of ended attempts and claims as many
-deliveries as there are idle senders, in one transaction. A claim ends by itself after the longest attempt, so
-what a process that was killed had claimed is attempted again by any other.
+The first alone uses the database, for results and claims in one transaction. A claim ends by itself after the
+longest attempt, so what a killed process had claimed is attempted by another.
 """
 
 import logging
@@ -160,8 +159,8 @@ class WebhookSender:
     def _note(self, delivery: Claimed, answer: ReceiverAnswer) -> None:
         """Draws the conclusions of an attempt, to be stored with the next turn."""
         verdict = judge(answer, delivery.attempt, self._first_pause, datetime.now(UTC), random.random)
-        received, endpoint, pause = verdict.error is None, delivery.endpoint_id, verdict.throttle_seconds
-        self._slots.end(endpoint, monotonic(), received=received, throttle_seconds=pause)
+        received, endpoint, throttle = verdict.error is None, delivery.endpoint_id, verdict.throttle_seconds
+        self._slots.end(endpoint, monotonic(), received=received, throttle_seconds=throttle)
         self.stats.under_way = SENDERS - self._slots.free()
         self.stats.delivered += received
         self.stats.failed += not received
@@ -192,9 +191,7 @@ class WebhookSender:
         self.thread.wake()
 
     def keep_house(self) -> bool:
-        """Gives up and deletes what nobody wants; returns whether nothing is left of it. Raises
-        DatabaseError.
-        """
+        """Gives up and deletes what nobody wants; whether nothing is left of it. Raises DatabaseError."""
         until = monotonic() + HOUSEKEEPING_TURN_SECONDS
         more = True
         while more:

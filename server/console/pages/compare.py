@@ -157,7 +157,7 @@ class _Pair:
 @pages("GET /compare")
 def show(console: ConsoleRequest) -> Answer:
     """`a` and `b` are the responses."""
-    pair = console.services.database.read(lambda connection: _read(connection, console))
+    pair = console.database.read(lambda connection: _read(connection, console))
     a, b = pair.a, pair.b
     if a is None or b is None:
         first = None if a is None else a.facts

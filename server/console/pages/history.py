@@ -161,7 +161,7 @@ def show(console: ConsoleRequest) -> Answer:
         address=urlencode(arguments),
         older=None if older is None else urlencode(older),
         is_first=before is None,
-        known={} if console.is_fragment else console.services.database.read(history.known_values),
+        known={} if console.is_fragment else console.database.read(history.known_values),
         saved=_saved_views(console),
         saved_address=lambda view: f"/console/history?{view.content}",
         options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
@@ -174,7 +174,7 @@ def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
     """The saved views, which rows that a script asks for do not have beside them."""
     if not console.is_admin or console.is_fragment:
         return ()
-    return console.services.database.read(lambda connection: views_of(connection, "history"))
+    return console.database.read(lambda connection: views_of(connection, "history"))
 
 
 def _read_rows(
@@ -182,7 +182,7 @@ def _read_rows(
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
-        rows = console.services.database.read(
+        rows = console.database.read(
             lambda connection: history.history_page(
                 connection, search, before, PAGE_ROWS + 1, contents=console.is_admin
             )
@@ -197,7 +197,7 @@ def csv(console: ConsoleRequest) -> Answer:
     """The same rows, the newest 10,000."""
     arguments = console.arguments(FIELDS)
     search = _read(console, arguments)
-    rows = console.services.database.read(
+    rows = console.database.read(
         lambda connection: history.history_page(connection, search, None, CSV_ROWS, contents=False)
     )
     names = HistoryRow._fields[1:-2]

@@ -166,7 +166,7 @@ def drain(console: ConsoleRequest) -> Answer:
             "Behind a balancer another replica may have answered: send SIGTERM to the process then.",
             param="confirm",
         )
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         console.actor.record(
             connection, "process.drain", None, str(console.services.replica), {"name": typed}
         )

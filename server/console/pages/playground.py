@@ -40,10 +40,7 @@ _NUMBERS: Final[Mapping[str, type[int] | type[float]]] = {
 
 
 def request_body(form: Mapping[str, str]) -> dict[str, Any]:
-    """The body of POST /v1/responses; fields that are empty are left out.
-
-    Raises InvalidRequest for a field that is no number or no JSON; what the API refuses is left to it.
-    """
+    """The body of POST /v1/responses without empty fields. Raises InvalidRequest for no number or no JSON."""
     body: dict[str, Any] = {"model": form.get("model", ""), "input": _input(form)}
     for name in ("instructions", "previous_response_id"):
         if form.get(name):
@@ -198,15 +195,13 @@ def _read(console: ConsoleRequest, name: str) -> _Conversation:
     response, tenant = ids.parse_response_id(name), console.caller.tenant
     detail = None
     if response is not None:
-        detail = console.services.database.read(
+        detail = console.database.read(
             lambda connection: response_detail.read_detail(connection, response, contents=True)
         )
     if response is None or detail is None or detail.facts["tenant"] != tenant:
         raise InvalidRequest(f"Your tenant has no response {name[:100]}.", param="response")
     chain = [relative.id for relative in detail.chain]
-    stored = console.services.database.read(
-        lambda connection: response_detail.items_of(connection, tenant, chain)
-    )
+    stored = console.database.read(lambda connection: response_detail.items_of(connection, tenant, chain))
     answered = {item.call_id for item in stored if item.type == "function_call_output"}
     calls = [item for item in stored if item.type == "function_call" and item.call_id not in answered]
     return _Conversation(
@@ -223,7 +218,7 @@ def _request_of(console: ConsoleRequest, detail: ResponseDetail) -> dict[str, An
     assert detail.request is not None
     facts = detail.facts
     parameters = stored_request(detail.request, detail.asked, kind=facts["kind"], seed=None).parameters
-    inputs = console.services.database.read(
+    inputs = console.database.read(
         lambda connection: stored_items.input_items(connection, facts["tenant"], facts["id"])
     )
     of_run = {"background": facts["background"], "store": True, "stream": True}

@@ -20,7 +20,7 @@ from server.store.content import deletion
 @pages("GET /responses/{response_id}")
 def show(console: ConsoleRequest) -> Answer:
     response = console.response_id()
-    detail = console.services.database.read(
+    detail = console.database.read(
         lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
     )
     if detail is None:
@@ -45,7 +45,7 @@ def show(console: ConsoleRequest) -> Answer:
 def raw(console: ConsoleRequest) -> Answer:
     response = console.response_id()
     facts = find_facts(console)
-    stored = find_response(console.services.database, facts["tenant"], response)
+    stored = find_response(console.database, facts["tenant"], response)
     if stored is None:
         raise not_found(console)
     return console.json(stored)
@@ -55,7 +55,7 @@ def raw(console: ConsoleRequest) -> Answer:
 def cancel(console: ConsoleRequest) -> Answer:
     response, facts = console.response_id(), find_facts(console)
     if facts["status"] not in TERMINAL_STATUSES:
-        with console.services.database.begin() as connection:
+        with console.database.begin() as connection:
             claims.request_cancel(connection, facts["tenant"], response, "operator")
             name = ids.response_id(response)
             console.actor.record(connection, "response.cancel", facts["tenant"], name, {})
@@ -66,7 +66,7 @@ def cancel(console: ConsoleRequest) -> Answer:
 @pages("POST /responses/{response_id}/delete")
 def delete(console: ConsoleRequest) -> Answer:
     response, facts = console.response_id(), find_facts(console)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         running = deletion.delete(connection, facts["tenant"], response)
         if running is not None:
             name = ids.response_id(response)
@@ -79,9 +79,7 @@ def delete(console: ConsoleRequest) -> Answer:
 def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
     """The row of the response that the address names. Raises NotFound."""
     response = console.response_id()
-    facts = console.services.database.read(
-        lambda connection: response_detail.find_facts(connection, response)
-    )
+    facts = console.database.read(lambda connection: response_detail.find_facts(connection, response))
     if facts is None:
         raise not_found(console)
     return facts

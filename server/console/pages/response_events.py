@@ -38,10 +38,7 @@ class _Place(msgspec.Struct):
 def event_page(
     rows: Sequence[LogRow], first: int, limit: int, *, created_at: datetime, contents: bool
 ) -> list[dict[str, Any]]:
-    """At most `limit` events from sequence number `first` on, fewer if they exceed `MAX_BYTES`.
-
-    `ms` counts from `created_at`. Without contents there is neither `delta` nor `payload`.
-    """
+    """At most `limit` events from `first` on, fewer beyond `MAX_BYTES`; `ms` counts from `created_at`."""
     page: list[dict[str, Any]] = []
     size = 0
     for row, event in _events(rows, first):
@@ -163,7 +160,7 @@ def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str,
             return None, None
         return facts, response_detail.read_log(connection, facts["tenant"], response, first, limit)
 
-    facts, log = console.services.database.read(read)
+    facts, log = console.database.read(read)
     if facts is None:
         raise not_found(console)
     if log is None:

@@ -155,7 +155,7 @@ def run(console: ConsoleRequest) -> Answer:
         text = edited or edited_text(source.request.parameters, source.items)[0]
         return _page(console, source, text, str(refusal), refusal.status)
     name, details = ids.response_id(accepted), {"of": source.facts["response"], "changed": bool(edited)}
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         console.actor.record(connection, "response.run_again", tenant, name, details)
     return console.redirect(f"/console/responses/{name}", compare=source.facts["response"])
 
@@ -190,7 +190,7 @@ def _read(console: ConsoleRequest) -> _Source:
         whole = items and with_image_urls(connection, tenant, items, max_bytes=most)
         return echo, asked, whole if whole is None or len(whole) == len(items or ()) else None
 
-    echo, asked, items = console.services.database.read(read)
+    echo, asked, items = console.database.read(read)
     if items is None:
         raise InvalidRequest("The input of this response is longer than a request may be.")
     request = stored_request(echo, asked, kind=facts["kind"], seed=facts["seed"])

@@ -21,7 +21,7 @@ def save(console: ConsoleRequest) -> Answer:
         content = history_query(console.form.get("content", ""))
     else:
         raise InvalidRequest("page is history or sql.", param="page")
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         view = saved_views.save_view(
             connection, console.actor, "sql" if page == "sql" else "history", name, content
         )
@@ -33,7 +33,7 @@ def save(console: ConsoleRequest) -> Answer:
 @pages("POST /saved_views/{view_id}/delete")
 def delete(console: ConsoleRequest) -> Answer:
     view = view_id(console.request.path_params["view_id"])
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         deleted = saved_views.delete_view(connection, console.actor, view)
     return console.redirect(f"/console/{deleted.page}")
 

@@ -66,7 +66,7 @@ def show(console: ConsoleRequest) -> Answer:
     query = known[int(number)].query if number in map(str, range(len(known))) else ""
     if view:
         named = view_id(view)
-        saved = console.services.database.read(lambda connection: find_view(connection, named))
+        saved = console.database.read(lambda connection: find_view(connection, named))
         query = "" if saved is None else saved.content
     return _page(console, query, _Outcome())
 
@@ -89,7 +89,7 @@ def run(console: ConsoleRequest) -> Answer:
 
 def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResult:
     """Runs the query; the audit trail says so first. Raises QueryFailed or Overloaded."""
-    database, reader = console.services.database, console.sql_reader
+    database, reader = console.database, console.sql_reader
     if not reader.may_query:
         raise QueryFailed(NO_READER)
     with reader.query_turn():
@@ -104,7 +104,7 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
     if result is not None and not outcome.is_plan:
         names, types = zip(*result.columns, strict=True)
         chart = chart_of(names, types, result.rows)
-    views, saved = console.services.database.read(
+    views, saved = console.database.read(
         lambda connection: (admin_views(connection), views_of(connection, "sql"))
     )
     return console.page(
@@ -159,8 +159,8 @@ class ResultChart(NamedTuple):
 def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) -> ResultChart | None:
     """The chart of a result's first rows; None if there is nothing to draw.
 
-    Where several rows have the same first value, their first number is drawn, a series for each of the texts
-    beside it, of which the largest are kept.
+    Of rows with the same first value the first number is drawn, a series for each text beside it; the largest
+    are kept.
     """
     numbers = [place for place in range(1, len(types)) if types[place] in NUMBERS]
     if not numbers or len(rows) < 2:

@@ -169,7 +169,7 @@ def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
 def show(console: ConsoleRequest) -> Answer:
     arguments = console.arguments(FIELDS)
     message, status, shown = "", 200, None
-    known = console.services.database.read(history.known_values)
+    known = console.database.read(history.known_values)
     try:
         query = read_filter(arguments, datetime.now(UTC).date())
         shown = _read(console, query, arguments.get("show", DEFAULT_MEASURE))
@@ -197,14 +197,14 @@ def show(console: ConsoleRequest) -> Answer:
 def csv(console: ConsoleRequest) -> Answer:
     """A row for each day and group."""
     query = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
-    rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, query))
+    rows = console.database.read(lambda connection: usage.read_days_of_groups(connection, query))
     return console.csv("usage.csv", csv_rows(rows))
 
 
 def _read(console: ConsoleRequest, query: UsageFilter, measure: str) -> dict[str, Any]:
     """Return the template's values for a period, read in one snapshot."""
     with_users = shows_users(query)
-    rows, users, refused, latencies = console.services.database.read(
+    rows, users, refused, latencies = console.database.read(
         lambda connection: (
             usage.read_usage(connection, query),
             usage.read_top_users(connection, query) if with_users else [],

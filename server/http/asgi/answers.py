@@ -1,7 +1,6 @@
 """ASGI answers that wait for responses: EventStream sends their server-sent events, FinalResponse their JSON.
 
-They wait on the event loop, and use a thread only to read the store: for stored events, and for responses
-that run on another replica.
+They wait on the event loop, and use a thread only to read the store.
 """
 
 import asyncio
@@ -143,9 +142,7 @@ class _Waker(asyncio.Event):
         return not self._disconnected.done()
 
     async def wait_for(self, seconds: float | None, on_news: Callable[[], bool] | None = None) -> None:
-        """Waits until it is set or the time is over; news call `on_news`, which says whether it has dealt
-        with them.
-        """
+        """Waits until it is set or the time is over; `on_news` says whether it has dealt with news."""
         self.on_news = on_news
         try:
             async with asyncio.timeout(seconds):

@@ -23,9 +23,8 @@ _READ_AT_ONCE = 64
 
 
 class Arrivals:
-    """Watches arrivals on a selector of their own, where a socket costs a third of what it does in asyncio's.
-
-    However many send at the same time, a turn of the event loop reads some of them only.
+    """Watches arrivals on a selector of its own, at a third of asyncio's cost, some of them in a turn of the
+    loop.
     """
 
     def __init__(self) -> None:
@@ -59,9 +58,8 @@ class Arrivals:
 class Arrival:
     """An accepted connection until the head of its first request is whole: a socket and some bytes.
 
-    A client that is silent, or sends a head byte by byte, costs no more. The head of a malformed request may
-    be whole earlier than it seems, or never; Hypercorn refuses it. Of TLS the ClientHello has to be whole: it
-    is looked at, and left to be read.
+    The head of a malformed request may be whole earlier, or never; Hypercorn refuses it. Of TLS the
+    ClientHello has to be whole: it is looked at, and left to be read.
     """
 
     __slots__ = ("_arrivals", "_flags", "_is_watched", "_on_lost", "_on_whole", "_seen", "head", "socket")
@@ -308,8 +306,8 @@ class ClientConnections:
     def close_one(self) -> bool:
         """Closes a connection for a new one; False where each is in a request with a key.
 
-        Of arrivals and served ones without a key, the larger group gives up its oldest, so that neither is
-        closed faster because more come of the other.
+        The larger group without a key, arrivals or served ones, gives up its oldest, so that neither drives
+        out the other.
         """
         strangers = max(self._served, self._arriving, key=len)
         closes_idle = len(self._arriving) + len(self._served) <= self._reserved and bool(self._idle)

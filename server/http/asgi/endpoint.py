@@ -1,8 +1,7 @@
 """ASGI endpoints around handlers, plain functions: authenticate, read the body, call in a thread, answer.
 
-A caller is authenticated before any byte of the body is read. A key that was valid, and had the scope, when
-it was last used here is looked up after the body, in the handler's thread. A handler gets the caller and the
-whole body.
+A caller is authenticated before the body is read; a key that was valid when it was last used here is looked
+up after it, in the handler's thread.
 """
 
 import asyncio

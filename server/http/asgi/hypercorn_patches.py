@@ -50,11 +50,7 @@ class StrictBuffer(ReceiveBuffer):
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 only; requests that a proxy might parse differently are refused (request smuggling).
-
-    Examples are a Content-Length beside a Transfer-Encoding, or two Authorization headers. `Upgrade: h2c` is
-    ignored, as RFC 9110 allows.
-    """
+    """HTTP/1.1 only; requests that a proxy might parse differently are refused. `Upgrade: h2c` is ignored."""
 
     async def initiate(self) -> None:
         await super().initiate()
@@ -138,10 +134,8 @@ class ReceivedBytes:
 
 
 class MessageBuffer(ws_stream.WebsocketBuffer):
-    """A WebSocket's incoming message. Stops growing at the size limit or at its tenant's limit of bytes;
-    Hypercorn's buffer keeps everything that a client sends after the limit.
-
-    The reader of a message releases its reserved bytes.
+    """A WebSocket's incoming message, whose reader releases its bytes. It stops growing at the size limit or
+    at its tenant's; Hypercorn's keeps all that a client sends.
     """
 
     received: ReceivedBytes | None = None
@@ -160,10 +154,9 @@ class MessageBuffer(ws_stream.WebsocketBuffer):
 
 
 class WebSocketStream(ws_stream.WSStream):
-    """A WebSocket whose message buffer is in its ASGI scope's state, for the application.
+    """A WebSocket whose message buffer is in its ASGI scope's state.
 
-    One that is refused here, for a wrong handshake or for data before its answer, is closed, and the
-    application hears of it. Hypercorn 0.18 leaves the connection open, and the application waiting.
+    One that is refused here is closed, and the application hears of it: Hypercorn 0.18 leaves both waiting.
     """
 
     async def handle(self, event: object) -> None:

@@ -41,8 +41,8 @@ class RequestBody:
     async def read(self, tenant: str, most: int, seconds: float) -> bytes:
         """The content, at most `most` bytes.
 
-        Raises BodyTooLarge, BodyTooSlow after `seconds`, ClientGone, and TooManyRequests or Overloaded when
-        the tenant or the server has reached the limit of bytes in memory.
+        Raises BodyTooLarge, BodyTooSlow after `seconds`, ClientGone, and TooManyRequests or Overloaded at a
+        limit of bytes in memory.
         """
         self._tenant = tenant
         try:
@@ -121,10 +121,8 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends an answer to a request whose body was not read. If there is one, it is drained for `_LINGER_S`.
-
-    nginx's lingering close. The answer must have a Content-Length: its last ASGI message is delayed until the
-    body has ended.
+    """Sends an answer, with a Content-Length, to a request whose body was not read, which is drained for
+    `_LINGER_S`: nginx's lingering close. Its last message is delayed until then.
     """
     if not _has_body(scope):
         await answer(scope, receive, send)
@@ -172,10 +170,9 @@ def read_content_encoding(header: str) -> str | None:
 
 
 def decompress(content: bytes, coding: str, most: int, reserve: Callable[[int], None]) -> bytes:
-    """The decompressed body, at most `most` bytes.
+    """The decompressed body. `reserve` gets the total in memory before it grows, and may raise.
 
-    `reserve` is called with the total in memory before it grows, and may raise. Raises BodyTooLarge, or
-    InvalidRequest for a truncated, corrupt or trailing stream.
+    Raises BodyTooLarge, or InvalidRequest for a truncated, corrupt or trailing stream.
     """
     unpacking = zlib.decompressobj(_window(content, coding))
     pieces: list[bytes] = []

@@ -255,8 +255,7 @@ def retrieve(call: ApiCall) -> Answer | Response:
 def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -> Channel | None:
     """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
 
-    The store is asked once more, because a commit after the first read was published before the channel
-    existed. If there was one, the stream reads it from the store.
+    The store is asked once more: a commit after the first read was published before there was a channel.
     """
     if reader.ended:
         return None

@@ -1,7 +1,7 @@
-"""WebSocket connections: messages in, queued; response streams out, as over HTTP. Decides nothing itself.
+"""WebSocket connections: messages in, queued; response streams out, as over HTTP.
 
-Everything that is decided is a plain function of a `SocketSession`, called in a thread. While a response runs, the
-client's messages are read all the same, so that its disconnect is noticed; its next response waits.
+What is decided is a plain function of a `SocketSession`, called in a thread. While a response runs, messages
+are read all the same, so that a disconnect is noticed; the next response waits.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """A WebSocket session on /v1/responses: validates messages, starts responses; RetainedResponses.
 
-The items of an unstored response are retained in the connection that created it, and only there, so that a
-later message can name it as `previous_response_id`.
+Only the connection that made an unstored response retains its items, for a later message that names it.
 """
 
 import threading
@@ -74,10 +73,10 @@ class RetainedResponses:
             return self._retained.get(response)
 
     def hold_input(self, items: Sequence[Item], message_bytes: int, item_bytes: int) -> None:
-        """Keep the input of the response that runs, until `retain` or `drop_input`.
+        """Keeps the input of the response that runs, until `retain` or `drop_input`; older ones are dropped
+        for it.
 
-        Older responses are dropped to make room. Where there is none even so, nothing is kept, and the
-        response is not retained at its end.
+        Without room nothing is kept, and the response is not retained at its end.
         """
         with self._lock:
             self._drop_input()
@@ -198,10 +197,7 @@ class SocketSession:
         self.headers = rates.headers(caller)
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """The response that a message asks for, or the answer to it; `waiting` others are queued.
-
-        Raises ApiError or DecodeFailure.
-        """
+        """The response that a message asks for, or the answer to it. Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
         request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
@@ -224,9 +220,8 @@ class SocketSession:
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """The stream of a new response, as over HTTP.
-
-        Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady.
+        """The stream of a new response. Raises ApiError or DecodeFailure, dropping what it continues; or
+        NotReady.
         """
         try:
             return self._begin(pending)

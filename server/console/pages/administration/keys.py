@@ -25,7 +25,7 @@ def index(console: ConsoleRequest) -> Answer:
     tenant, state, after = (console.argument(name) or None for name in ("tenant", "state", "after"))
     if state is not None and state not in KEY_STATES:
         raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
         stored = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
         listed = keys.key_objects(connection, stored[:PAGE_ROWS])
@@ -41,7 +41,7 @@ def index(console: ConsoleRequest) -> Answer:
 @pages("GET /keys/{key_id}")
 def show(console: ConsoleRequest) -> Answer:
     key_id = _key_of(console)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise NotFound(f"There is no key {key_id}.")
@@ -57,7 +57,7 @@ def create(console: ConsoleRequest) -> Answer:
     once = console.form.get("once", "")
     if not 1 <= len(once) <= MAX_FORM_ID:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         made = keys.create_key(connection, console.actor, requested, once)
     return console.page("administration/new_key.html", made=made)
 
@@ -65,7 +65,7 @@ def create(console: ConsoleRequest) -> Answer:
 @pages("POST /keys/{key_id}")
 def update(console: ConsoleRequest) -> Answer:
     key_id, requested = _key_of(console), read_form(console.form, UpdateKey)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         keys.update_key(connection, console.actor, key_id, requested)
     return console.redirect(f"/console/keys/{key_id}")
 
@@ -75,7 +75,7 @@ def rotate(console: ConsoleRequest) -> Answer:
     hours = whole_number(console.form, "overlap_hours")
     requested = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
     key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         made = keys.rotate_key(connection, console.actor, key_id, overlap)
     return console.page("administration/new_key.html", made=made)
 
@@ -84,7 +84,7 @@ def rotate(console: ConsoleRequest) -> Answer:
 def revoke(console: ConsoleRequest) -> Answer:
     """With `end` also all that runs with it."""
     key_id, requested = _key_of(console), RevokeKey(end="end" in console.form)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         keys.revoke_key(connection, console.actor, key_id, end=requested.end)
     return console.redirect(f"/console/keys/{key_id}")
 

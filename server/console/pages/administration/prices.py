@@ -13,7 +13,7 @@ MAX_ROWS = 500
 @pages("GET /prices")
 def index(console: ConsoleRequest) -> Answer:
     model = console.argument("model") or None
-    rows = console.services.database.read(
+    rows = console.database.read(
         lambda connection: stored_prices.list_page(connection, model, None, MAX_ROWS, descending=False)
     )
     return console.page(
@@ -30,6 +30,6 @@ def index(console: ConsoleRequest) -> Answer:
 @pages("POST /prices")
 def set_price(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, SetPrice)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         prices.set_price(connection, console.actor, requested)
     return console.redirect("/console/prices")

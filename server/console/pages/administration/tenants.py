@@ -40,9 +40,7 @@ KEY_ROWS = 100
 def index(console: ConsoleRequest) -> Answer:
     """`after` is the name that a later page comes after."""
     after = console.argument("after") or None
-    rows = console.services.database.read(
-        lambda connection: listed.tenants_page(connection, after, PAGE_ROWS)
-    )
+    rows = console.database.read(lambda connection: listed.tenants_page(connection, after, PAGE_ROWS))
     return console.page(
         "administration/tenants.html",
         rows=rows[:PAGE_ROWS],
@@ -56,7 +54,7 @@ def index(console: ConsoleRequest) -> Answer:
 @pages("POST /tenants")
 def create(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, CreateTenant)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         tenants.create_tenant(connection, console.actor, requested.id, requested)
     return console.redirect(f"/console/tenants/{requested.id}")
 
@@ -64,7 +62,7 @@ def create(console: ConsoleRequest) -> Answer:
 @pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
     name = tenant_of(console)
-    row, stored, newest_keys, hooks = console.services.database.read(
+    row, stored, newest_keys, hooks = console.database.read(
         lambda connection: (
             listed.tenant_row(connection, name),
             stored_tenants.get(connection, name),
@@ -74,7 +72,7 @@ def show(console: ConsoleRequest) -> Answer:
     )
     if row is None:
         raise NotFound(f"There is no tenant '{name}'.")
-    (tenant,), shown_keys = console.services.database.read(
+    (tenant,), shown_keys = console.database.read(
         lambda connection: (
             tenants.tenant_objects(connection, [name], [] if stored is None else [stored]),
             keys.key_objects(connection, newest_keys[:KEY_ROWS]),
@@ -101,7 +99,7 @@ def update(console: ConsoleRequest) -> Answer:
     """Makes settings that a tenant lacks."""
     name = tenant_of(console)
     requested = read_form(console.form, UpdateTenant)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         if stored_tenants.get(connection, name) is None:
             tenants.create_tenant(connection, console.actor, name, requested)
         else:
@@ -112,7 +110,7 @@ def update(console: ConsoleRequest) -> Answer:
 @pages("POST /tenants/{tenant}/delete")
 def delete(console: ConsoleRequest) -> Answer:
     """Deletes its settings; what it stored stays."""
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         tenants.delete_tenant(connection, console.actor, tenant_of(console))
     return console.redirect("/console/tenants")
 
@@ -134,7 +132,7 @@ def tenant_of(console: ConsoleRequest) -> str:
 def create_endpoint(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, CreateEndpoint)
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection, console.actor, seal, allowed, tenant_of(console), requested
         )
@@ -146,7 +144,7 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
     """`enabled` is yes or no."""
     change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
     allowed = console.services.allowed_receivers
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         webhooks.update_endpoint(connection, console.actor, allowed, stored, change)
     return console.redirect(f"/console/tenants/{stored.tenant}")
@@ -154,7 +152,7 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
 
 @pages(f"POST {_ENDPOINT}/rotate")
 def rotate_secret(console: ConsoleRequest) -> Answer:
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         made = webhooks.rotate_secret(connection, console.actor, console.services.model.seal, stored, OVERLAP)
     return _secret_page(console, made)
@@ -162,7 +160,7 @@ def rotate_secret(console: ConsoleRequest) -> Answer:
 
 @pages(f"POST {_ENDPOINT}/delete")
 def delete_endpoint(console: ConsoleRequest) -> Answer:
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         webhooks.delete_endpoint(connection, console.actor, stored)
     return console.redirect(f"/console/tenants/{stored.tenant}")
@@ -187,7 +185,7 @@ def show_erasure(console: ConsoleRequest) -> Answer:
 @pages("POST /tenants/{tenant}/erase/count")
 def count_erasure(console: ConsoleRequest) -> Answer:
     subject = _subject(console)
-    outcome = erasure.count(console.services.database, subject, console.services.config.lease_seconds)
+    outcome = erasure.count(console.database, subject, console.services.config.lease_seconds)
     return _erasure(console, subject, outcome, erased=False)
 
 
@@ -201,7 +199,7 @@ def erase(console: ConsoleRequest) -> Answer:
         )
     erasure.refuse_own_tenant(subject, console.caller.tenant)
     lease = console.services.config.lease_seconds
-    outcome = erasure.erase(console.services.database, console.actor, subject, lease, ERASE_SECONDS)
+    outcome = erasure.erase(console.database, console.actor, subject, lease, ERASE_SECONDS)
     return _erasure(console, subject, outcome, erased=True)
 
 

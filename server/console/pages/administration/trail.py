@@ -30,7 +30,7 @@ def show(console: ConsoleRequest) -> Answer:
         set_timeouts(connection, lock_ms=1000, statement_ms=TIME_LIMIT_MS)
         return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
 
-    rows = console.services.database.read(work)
+    rows = console.database.read(work)
     if rows is None:
         raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after")
     shown = rows[:PAGE_ROWS]
