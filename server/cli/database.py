@@ -6,16 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    current_database,
-    opened_database,
-    print_columns,
-    print_result,
-    print_status,
-    terminal_user,
-)
+from server.cli import command as cli
 from server.cli.options import whole_number
 from server.configuration.environment import child_environment
 from server.configuration.settings import Config
@@ -39,14 +30,14 @@ from server.store.disk_space import Disk
 MOST_DAYS = 36500
 
 
-def add_commands(commands: Subcommands) -> None:
-    add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
-    psql = add_command(
+def add_commands(commands: cli.Subcommands) -> None:
+    cli.add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
+    psql = cli.add_command(
         commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
     )
     psql.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
     psql.set_defaults(takes_rest=True)
-    purges = add_command(commands, "purge", "remove what has expired, now", _purge)
+    purges = cli.add_command(commands, "purge", "remove what has expired, now", _purge)
     purges.add_argument(
         "--older-than",
         type=whole_number(1, MOST_DAYS, " of days"),
@@ -57,14 +48,14 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _storage(config: Config, _options: argparse.Namespace) -> None:
-    with current_database(config) as (database, _):
-        print_columns("tenant", "bytes")
+    with cli.current_database(config) as (database, _):
+        cli.print_columns("tenant", "bytes")
         for tenant, stored in database.read(storage_usage.totals):
-            print_result(f"{tenant}\t{stored}")
+            cli.print_result(f"{tenant}\t{stored}")
 
 
 def run_psql(config: Config, options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         command, secrets = psql_command(opened.session_url)
         options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.session_url)}
         environment = child_environment({**secrets, **options_of_reader})
@@ -72,8 +63,8 @@ def run_psql(config: Config, options: argparse.Namespace) -> int:
 
 
 def _purge(config: Config, options: argparse.Namespace) -> None:
-    with current_database(config) as (database, disk):
-        print_result(_purge_or_count(database, disk, config, options))
+    with cli.current_database(config) as (database, disk):
+        cli.print_result(_purge_or_count(database, disk, config, options))
 
 
 def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
@@ -93,7 +84,7 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
             f" Until now, {total} were purged."
         ) from short
     finally:
-        total.record(database, terminal_user(), "purge.command", older_than_days=options.older_than)
+        total.record(database, cli.terminal_user(), "purge.command", older_than_days=options.older_than)
     return f"Purged {total}."
 
 

@@ -9,15 +9,7 @@ from typing import BinaryIO
 
 from server.administration import erasure
 from server.caller import check_tenant
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    current_database,
-    print_result,
-    print_status,
-    refusals_as_sentences,
-    this_user,
-)
+from server.cli import command as cli
 from server.cli.options import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -31,11 +23,11 @@ from server.store.transfer.read_rows import export_snapshot
 DEFAULT_SECONDS = 3600
 
 
-def add_commands(commands: Subcommands) -> None:
+def add_commands(commands: cli.Subcommands) -> None:
     says = "remove everything of a tenant, or of one of its end users, for good"
-    erased = add_command(commands, "erase", says, _erase)
+    erased = cli.add_command(commands, "erase", says, _erase)
     says = "write a tenant's data to standard output, as lines of JSON"
-    exported = add_command(commands, "export", says, _export)
+    exported = cli.add_command(commands, "export", says, _export)
     for command in (erased, exported):
         command.add_argument("--tenant", required=True)
         says = "only objects of this end user: the `user` or `safety_identifier` of the requests"
@@ -52,24 +44,24 @@ def add_commands(commands: Subcommands) -> None:
         help="give up after so long, and go on with the next call (default: %(default)s)",
     )
     says = "add an export from standard input; existing objects stay"
-    imported = add_command(commands, "import", says, _import)
+    imported = cli.add_command(commands, "import", says, _import)
     imported.add_argument("--tenant", help="the tenant that gets it, in place of the export's own")
 
 
 def _erase(config: Config, options: argparse.Namespace) -> None:
     subject = Subject(options.tenant, options.user, options.keep_usage)
     try:
-        with current_database(config) as (database, _), refusals_as_sentences():
+        with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
             erasure.check_subject(subject)
             if options.dry_run:
                 outcome = erasure.count(database, subject, config.lease_seconds)
                 _print(outcome)
-                print_status(f"Nothing was removed: {_unfinished(outcome)}.")
+                cli.print_status(f"Nothing was removed: {_unfinished(outcome)}.")
                 return
             if not options.yes:
                 _confirm(subject)
             outcome = erasure.erase(
-                database, this_user(), subject, config.lease_seconds, float(options.seconds)
+                database, cli.this_user(), subject, config.lease_seconds, float(options.seconds)
             )
             locked_out = subject.user is None and erasure.locked_out(database)
     except DatabaseError as error:
@@ -78,14 +70,14 @@ def _erase(config: Config, options: argparse.Namespace) -> None:
         ) from error
     _print(outcome)
     if locked_out:
-        print_status(
+        cli.print_status(
             "No valid API key is left, and requests still need one; make one with: holdfast keys create"
         )
     if not outcome.complete:
         raise ConfigError(
             f"Something is left; {_unfinished(outcome)}. Run it again: it goes on where it was."
         )
-    print_status("Nothing is left. Backups made before now still have it.")
+    cli.print_status("Nothing is left. Backups made before now still have it.")
 
 
 def _confirm(subject: Subject) -> None:
@@ -93,18 +85,20 @@ def _confirm(subject: Subject) -> None:
     name = subject.tenant if subject.user is None else subject.user
     if not sys.stdin.isatty():
         raise ConfigError("This removes data for good; say --yes, or --dry-run to see how much.")
-    print_status(f"This removes everything of {name!r}, for good. Type the name to go on:")
+    cli.print_status(f"This removes everything of {name!r}, for good. Type the name to go on:")
     if sys.stdin.readline().strip() != name:
         raise ConfigError("That is another name; nothing was removed.")
 
 
 def _print(outcome: Outcome) -> None:
     for table, rows in sorted((+outcome.rows).items()):
-        print_result(f"{table}\t{rows}")
+        cli.print_result(f"{table}\t{rows}")
     for reader in outcome.readers:
-        print_status(f"The database user {reader} reads this tenant alone: holdfast db drop-user {reader}")
+        cli.print_status(
+            f"The database user {reader} reads this tenant alone: holdfast db drop-user {reader}"
+        )
     if outcome.keeps_trail:
-        print_status("The audit trail is as it was: this database user may not change it, its owner may.")
+        cli.print_status("The audit trail is as it was: this database user may not change it, its owner may.")
 
 
 def _unfinished(outcome: Outcome) -> str:
@@ -118,7 +112,7 @@ def _export(config: Config, options: argparse.Namespace) -> None:
     subject = Subject(options.tenant, options.user)
     if sys.stdout.isatty():
         raise ConfigError("An export goes to a file: holdfast export --tenant NAME > FILE")
-    with current_database(config) as (database, _), refusals_as_sentences():
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         written = 0
         try:
             with export_snapshot(database) as connection:
@@ -132,12 +126,12 @@ def _export(config: Config, options: argparse.Namespace) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that no flush fails at exit
             raise ConfigError(f"The export cannot be written: {error.strerror}. It is not whole.") from error
         with database.begin() as connection:
-            this_user().record(connection, "tenant.export", options.tenant, "", {"lines": written})
-    print_status(f"Exported {written - 2} objects. They are not encrypted.")
+            cli.this_user().record(connection, "tenant.export", options.tenant, "", {"lines": written})
+    cli.print_status(f"Exported {written - 2} objects. They are not encrypted.")
 
 
 def _import(config: Config, options: argparse.Namespace) -> None:
-    with current_database(config) as (database, _), refusals_as_sentences():
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         if options.tenant is not None:
             check_tenant(options.tenant)
         try:
@@ -147,8 +141,8 @@ def _import(config: Config, options: argparse.Namespace) -> None:
         except DatabaseError as error:
             raise ConfigError(f"Nothing was imported: {first_line(error)}.") from error
         with database.begin() as connection:
-            this_user().record(connection, "tenant.import", tenant, "", {"added": dict(added)})
-    print_status(f"Tenant {tenant} has {_described(added)} more.")
+            cli.this_user().record(connection, "tenant.import", tenant, "", {"added": dict(added)})
+    cli.print_status(f"Tenant {tenant} has {_described(added)} more.")
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:

@@ -1,11 +1,11 @@
-"""Loads the configured model: folder, name, adapters, format, vocabulary, and its engine, here or elsewhere."""
+"""Loads the configured model: folder, name, adapters, format, vocabulary and engine, here or elsewhere."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from engine.config import DecodeName, EngineConfig, ModelRefused
+from engine.config import DecodeName, EngineConfig, ModelRefused, UnsupportedModel
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
@@ -140,7 +140,6 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
-    from engine.config import UnsupportedModel
     from engine.core.local_engine import load
 
     adapters = read_adapters(config)

@@ -4,14 +4,7 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    current_database,
-    opened_database,
-    print_status,
-    terminal_user,
-)
+from server.cli import command as cli
 from server.configuration.settings import Config
 from server.embedded_postgres.dumps import (
     check_dump,
@@ -35,32 +28,32 @@ RESTORED = "holdfast_restored"
 """The database of the embedded cluster that a restore fills."""
 
 
-def add_commands(commands: Subcommands) -> None:
-    dump = add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
+def add_commands(commands: cli.Subcommands) -> None:
+    dump = cli.add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
     dump.add_argument("file", type=Path)
     says = "without API keys, seal keys and other data that no reader may see"
     dump.add_argument("--without-secrets", action="store_true", help=says)
-    restore = add_command(commands, "restore", "make the database from a backup", _restore)
+    restore = cli.add_command(commands, "restore", "make the database from a backup", _restore)
     restore.add_argument("file", type=Path)
     says = "replace an embedded database that has something in it"
     restore.add_argument("--force", action="store_true", help=says)
 
 
-def add_to_db(group: Subcommands) -> None:
+def add_to_db(group: cli.Subcommands) -> None:
     """Adds to `holdfast db`."""
-    add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
-    adopt = add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
+    cli.add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
+    adopt = cli.add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
     adopt.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
 def _dump(config: Config, options: argparse.Namespace) -> None:
     secret = sorted(HIDDEN_TABLES | HIDDEN_COLUMNS.keys())
-    with opened_database(config) as opened:
+    with cli.opened_database(config) as opened:
         size = write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
     if options.without_secrets:
-        print_status(f"Wrote {size} bytes to {options.file}, without {' and '.join(secret)}.")
+        cli.print_status(f"Wrote {size} bytes to {options.file}, without {' and '.join(secret)}.")
     else:
-        print_status(
+        cli.print_status(
             f"Wrote {size} bytes to {options.file}. It holds everything, also the key of sealed content and "
             "the digests of API keys: keep it as you keep the database."
         )
@@ -68,7 +61,7 @@ def _dump(config: Config, options: argparse.Namespace) -> None:
 
 def _restore(config: Config, options: argparse.Namespace) -> None:
     check_dump(options.file)
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         is_filled = has_tables(opened.session_url)
         if is_filled and not opened.is_embedded:
             raise ConfigError("This database has something in it; make an empty one, and restore into that.")
@@ -83,7 +76,7 @@ def _restore(config: Config, options: argparse.Namespace) -> None:
                 held = _fill(opened.url_of(RESTORED), options.file)
         else:
             held = _fill(opened.session_url, options.file)
-    print_status(f"Restored. {advice_for_copy(held)}")
+    cli.print_status(f"Restored. {advice_for_copy(held)}")
 
 
 def advice_for_copy(held: int) -> str:
@@ -108,20 +101,20 @@ def _fill(url: str, source: Path) -> int:
     database_roles.create_roles(url)
     with closing(Database(url, pool_size=1)) as database, database.begin() as connection:
         held = installation.hold(connection)
-        audit_trail.record(connection, terminal_user(), "database.restore", details={"held": held})
+        audit_trail.record(connection, cli.terminal_user(), "database.restore", details={"held": held})
     return held
 
 
 def _hold(config: Config, _options: argparse.Namespace) -> None:
-    with current_database(config) as (database, _), database.begin() as connection:
+    with cli.current_database(config) as (database, _), database.begin() as connection:
         held = installation.hold(connection)
-        audit_trail.record(connection, terminal_user(), "database.hold", details={"held": held})
-    print_status(advice_for_copy(held))
+        audit_trail.record(connection, cli.terminal_user(), "database.hold", details={"held": held})
+    cli.print_status(advice_for_copy(held))
 
 
 def _adopt(config: Config, options: argparse.Namespace) -> None:
-    with current_database(config) as (database, _), database.begin() as connection:
+    with cli.current_database(config) as (database, _), database.begin() as connection:
         held = installation.adopt(connection, cancel=options.cancel)
         details = {"held": held, "cancel": options.cancel}
-        audit_trail.record(connection, terminal_user(), "database.adopt", details=details)
-    print_status(f"{held} responses {'are cancelled' if options.cancel else 'go on'}.")
+        audit_trail.record(connection, cli.terminal_user(), "database.adopt", details=details)
+    cli.print_status(f"{held} responses {'are cancelled' if options.cancel else 'go on'}.")

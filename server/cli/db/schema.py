@@ -4,14 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    add_group,
-    opened_database,
-    print_result,
-    print_status,
-)
+from server.cli import command as cli
 from server.cli.db import backup, database_roles
 from server.cli.options import whole_number
 from server.configuration.settings import Config
@@ -30,23 +23,23 @@ START_SECONDS = 30.0
 MAX_WAIT_SECONDS = 86400
 
 
-def add_commands(commands: Subcommands) -> None:
+def add_commands(commands: cli.Subcommands) -> None:
     """Adds the group `holdfast db`."""
-    group = add_group(commands, "db", "the database")
-    add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
-    command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+    group = cli.add_group(commands, "db", "the database")
+    cli.add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
+    command = cli.add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
     _add_wait(command)
     command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")
     says = "with --sql: from this revision, or base, on"
     command.add_argument("--from", dest="start", metavar="REVISION", help=says)
-    command = add_command(group, "downgrade", "undo the last migration", _downgrade)
+    command = cli.add_command(group, "downgrade", "undo the last migration", _downgrade)
     _add_wait(command)
     says = "do it; where data would be lost, name the revision that is undone"
     command.add_argument("--yes", nargs="?", const="", metavar="REVISION", help=says)
     database_roles.add_commands(group)
     backup.add_to_db(group)
     says = "make or drop an index for words in the history"
-    command = add_command(group, "text-search", says, _text_search)
+    command = cli.add_command(group, "text-search", says, _text_search)
     command.add_argument("state", choices=("on", "off"))
 
 
@@ -66,13 +59,13 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
     if options.sql:
         return _print_sql(config, options.start)
     _await_database(config)
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         with _answers(), connect(opened.url) as connection:
             before = upgrade.current_revision(connection)
         if opened.upgrade(options.wait):
-            print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
+            cli.print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
         else:
-            print_status("A newer release made the schema, on which this one can serve; nothing to do.")
+            cli.print_status("A newer release made the schema, on which this one can serve; nothing to do.")
     return 0
 
 
@@ -90,19 +83,19 @@ def _await_database(config: Config) -> None:
     url = config.database_direct_url or config.database_url
     if url is not None:
         upgrade.wait_for_connections(
-            url, START_SECONDS, lambda: print_status("The database accepts no connections yet; waiting.")
+            url, START_SECONDS, lambda: cli.print_status("The database accepts no connections yet; waiting.")
         )
 
 
 def _print_sql(config: Config, start: str | None) -> int:
     if start is None:
-        with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+        with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
             start = upgrade.current_revision(connection)
     known = {migration.revision for migration in upgrade.migrations()}
     if start not in (None, "base", *known):
         raise ConfigError(f"This release has no revision {start!r}.")
     if start != upgrade.newest_revision():
-        print_result(upgrade.upgrade_sql(start).rstrip())
+        cli.print_result(upgrade.upgrade_sql(start).rstrip())
     return 0
 
 
@@ -110,11 +103,11 @@ def _print_sql(config: Config, start: str | None) -> int:
 
 
 def _status(config: Config, _options: argparse.Namespace) -> None:
-    with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+    with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
         revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
         report = read_report(connection)
     for line in describe(revision, state, upgrade.migrations(), report):
-        print_result(line)
+        cli.print_result(line)
 
 
 def describe(
@@ -152,7 +145,7 @@ def describe(
 
 
 def _downgrade(config: Config, options: argparse.Namespace) -> None:
-    with opened_database(config, print_status) as opened, _answers():
+    with cli.opened_database(config, cli.print_status) as opened, _answers():
         with connect(opened.session_url) as connection:
             migration = _last(upgrade.current_revision(connection))
             needed_by = needing(read_report(connection).replicas, migration)
@@ -163,7 +156,7 @@ def _downgrade(config: Config, options: argparse.Namespace) -> None:
             upgrade.downgrade(opened.migration_url(), migration, options.wait)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
-    print_status(f"The schema is back at {migration.previous or 'nothing'}.")
+    cli.print_status(f"The schema is back at {migration.previous or 'nothing'}.")
 
 
 def _last(revision: str | None) -> Migration:
@@ -208,7 +201,7 @@ def _answers() -> Iterator[None]:
 
 
 def _text_search(config: Config, options: argparse.Namespace) -> None:
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
         turn = text_search.turn_on if options.state == "on" else text_search.turn_off
         try:
@@ -218,4 +211,4 @@ def _text_search(config: Config, options: argparse.Namespace) -> None:
                 f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"
                 " transactions beside it."
             ) from error
-    print_status(f"Text search is {options.state}.")
+    cli.print_status(f"Text search is {options.state}.")

@@ -20,17 +20,8 @@ from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, te
 from server.http.services import ApiCall
 from server.maintenance.erasure import Outcome
 from server.protocol import ids
-from server.protocol.administration import objects
+from server.protocol.administration import objects, requests
 from server.protocol.administration.objects import page_of
-from server.protocol.administration.requests import (
-    CreateKey,
-    CreateTenant,
-    Erase,
-    RevokeKey,
-    RotateKey,
-    UpdateKey,
-    UpdateTenant,
-)
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
 from server.store.administration import stored_keys
@@ -63,10 +54,14 @@ def changing(call: ApiCall) -> Iterator[tuple[Connection, Actor]]:
 
 
 @routes(
-    "POST /tenants", "Create a tenant's settings.", objects.Tenant, takes=CreateTenant, refuses=(Conflict,)
+    "POST /tenants",
+    "Create a tenant's settings.",
+    objects.Tenant,
+    takes=requests.CreateTenant,
+    refuses=(Conflict,),
 )
 def create_tenant(call: ApiCall) -> objects.Tenant:
-    requested = decode(call.body, CreateTenant)
+    requested = decode(call.body, requests.CreateTenant)
     with changing(call) as (connection, actor):
         return tenants.create_tenant(connection, actor, requested.id, requested)
 
@@ -100,10 +95,10 @@ def retrieve_tenant(call: ApiCall) -> objects.Tenant:
     "POST /tenants/{tenant}",
     "Modify a tenant's settings; omitted ones stay.",
     objects.Tenant,
-    takes=UpdateTenant,
+    takes=requests.UpdateTenant,
 )
 def update_tenant(call: ApiCall) -> objects.Tenant:
-    requested, name = decode(call.body, UpdateTenant), _tenant(call)
+    requested, name = decode(call.body, requests.UpdateTenant), _tenant(call)
     with changing(call) as (connection, actor):
         return tenants.update_tenant(connection, actor, name, requested)
 
@@ -125,12 +120,12 @@ def delete_tenant(call: ApiCall) -> objects.DeletedTenant:
     "POST /tenants/{tenant}/erase",
     "Erase a tenant, or one of its end users; a dry run unless the body says otherwise.",
     objects.TenantErasure,
-    takes=Erase,
+    takes=requests.Erase,
     needs_body=False,
     refuses=(Conflict,),
 )
 def erase_tenant(call: ApiCall) -> objects.TenantErasure:
-    requested = decode(call.body, Erase) if call.body else Erase()
+    requested = decode(call.body, requests.Erase) if call.body else requests.Erase()
     subject = Subject(call.request.path_params["tenant"], requested.user, requested.keep_usage)
     lease = call.services.config.lease_seconds
     if requested.dry_run:
@@ -184,12 +179,12 @@ def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
     "POST /keys",
     "Create a key; its text is in this answer only.",
     objects.CreatedKey,
-    takes=CreateKey,
+    takes=requests.CreateKey,
     parameters=(_ONCE,),
     refuses=(Conflict,),
 )
 def create_key(call: ApiCall) -> Response:
-    requested, once = decode(call.body, CreateKey), bounded_idempotency_key(call.request)
+    requested, once = decode(call.body, requests.CreateKey), bounded_idempotency_key(call.request)
     with changing(call) as (connection, actor):
         created = keys.create_key(connection, actor, requested, once)
     return secret_response(call, created)
@@ -224,9 +219,11 @@ def retrieve_key(call: ApiCall) -> objects.Key:
     return key
 
 
-@routes("POST /keys/{key_id}", "Modify a key; omitted properties stay.", objects.Key, takes=UpdateKey)
+@routes(
+    "POST /keys/{key_id}", "Modify a key; omitted properties stay.", objects.Key, takes=requests.UpdateKey
+)
 def update_key(call: ApiCall) -> objects.Key:
-    key_id, requested = _key_id(call), decode(call.body, UpdateKey)
+    key_id, requested = _key_id(call), decode(call.body, requests.UpdateKey)
     with changing(call) as (connection, actor):
         return keys.update_key(connection, actor, key_id, requested)
 
@@ -235,12 +232,15 @@ def update_key(call: ApiCall) -> objects.Key:
     "POST /keys/{key_id}/rotate",
     "Rotate a key: create one with the same properties; this one expires after the overlap.",
     objects.CreatedKey,
-    takes=RotateKey,
+    takes=requests.RotateKey,
     needs_body=False,
     refuses=(Conflict,),
 )
 def rotate_key(call: ApiCall) -> Response:
-    key_id, requested = _key_id(call), decode(call.body, RotateKey) if call.body else RotateKey()
+    key_id, requested = (
+        _key_id(call),
+        decode(call.body, requests.RotateKey) if call.body else requests.RotateKey(),
+    )
     with changing(call) as (connection, actor):
         overlap = timedelta(seconds=requested.overlap_seconds)
         created = keys.rotate_key(connection, actor, key_id, overlap)
@@ -251,11 +251,14 @@ def rotate_key(call: ApiCall) -> Response:
     "POST /keys/{key_id}/revoke",
     "Revoke a key; with `end` also end all that runs with it.",
     objects.RevokedKey,
-    takes=RevokeKey,
+    takes=requests.RevokeKey,
     needs_body=False,
 )
 def revoke_key(call: ApiCall) -> objects.RevokedKey:
-    key_id, requested = _key_id(call), decode(call.body, RevokeKey) if call.body else RevokeKey()
+    key_id, requested = (
+        _key_id(call),
+        decode(call.body, requests.RevokeKey) if call.body else requests.RevokeKey(),
+    )
     with changing(call) as (connection, actor):
         ended = keys.revoke_key(connection, actor, key_id, end=requested.end)
     return objects.RevokedKey(id=key_id, unfinished_responses=ended)

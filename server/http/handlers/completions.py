@@ -17,6 +17,7 @@ from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoic
 from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, ModelFailed, NotFound
+from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.handlers.responses import (
@@ -28,25 +29,10 @@ from server.http.handlers.responses import (
 )
 from server.http.json_responses import json_response
 from server.http.operation import RouteTable
-from server.http.query_and_headers import (
-    METADATA,
-    MODEL,
-    PAGE,
-    apply_body_request_id,
-    metadata,
-    page_request,
-    text,
-)
 from server.http.services import ApiCall
 from server.protocol import ids
+from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import read_messages
-from server.protocol.completions.objects import (
-    ChatCompletion,
-    Chunk,
-    DeletedCompletion,
-    StoredCompletion,
-    TextCompletion,
-)
 from server.protocol.completions.requests import ChatRequest, TextRequest, UpdateCompletion
 from server.protocol.decode import MAX_TOKEN_VALUES, decode, decode_as
 from server.protocol.error_object import ErrorBody
@@ -61,16 +47,16 @@ _CHAT = "/chat/completions/{completion_id}"
 @routes(
     f"POST {_CHATS}",
     "Create chat completion; with `stream`, in chunks as they come.",
-    ChatCompletion,
+    objects.ChatCompletion,
     takes=ChatRequest,
-    streams=(Chunk, ErrorBody),
+    streams=(objects.Chunk, ErrorBody),
     parameters=(IDEMPOTENCY_KEY,),
     refuses=RUN_ERRORS,
     operation_id="chat_completions.create",
 )
 def create_chat(call: ApiCall) -> Answer:
     params = decode(call.body, ChatRequest, endpoint="chat")
-    apply_body_request_id(call.request, params.request_id)
+    query.apply_body_request_id(call.request, params.request_id)
     with naming_own_fields(params):
         params = with_generation_config(params, "max_completion_tokens")
         chat.validate_chat_request(params)
@@ -128,32 +114,37 @@ def _raise_deleted() -> Answer:
     f"GET {_CHATS}",
     "List chat completions.",
     CompletionPage,
-    parameters=(*PAGE, MODEL, METADATA),
+    parameters=(*query.PAGE, query.MODEL, query.METADATA),
     operation_id="stored_chat_completions.completions",
 )
 def list_chats(call: ApiCall) -> Page[msgspec.Raw]:
-    page = page_request(call.request, "asc")
-    filters = Filters(model=text(call.request, "model"), metadata=metadata(call.request), completions=True)
+    page = query.page_request(call.request, "asc")
+    filters = Filters(
+        model=query.text(call.request, "model"), metadata=query.metadata(call.request), completions=True
+    )
     return stored_chat.list_completions(
         call.database, call.caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
     )
 
 
-@routes(f"GET {_CHAT}", "Get chat completion.", StoredCompletion)
-def retrieve(call: ApiCall) -> StoredCompletion:
+@routes(f"GET {_CHAT}", "Get chat completion.", objects.StoredCompletion)
+def retrieve(call: ApiCall) -> objects.StoredCompletion:
     return stored_chat.find(call.database, call.caller.tenant, _completion_id(call))
 
 
 @routes(
-    f"POST {_CHAT}", "Update chat completion: replace its metadata.", StoredCompletion, takes=UpdateCompletion
+    f"POST {_CHAT}",
+    "Update chat completion: replace its metadata.",
+    objects.StoredCompletion,
+    takes=UpdateCompletion,
 )
-def update(call: ApiCall) -> StoredCompletion:
+def update(call: ApiCall) -> objects.StoredCompletion:
     first, params = _completion_id(call), decode(call.body, UpdateCompletion)
     return stored_chat.update(call.database, call.caller.tenant, first, params.metadata)
 
 
-@routes(f"DELETE {_CHAT}", "Delete chat completion.", DeletedCompletion)
-def delete(call: ApiCall) -> DeletedCompletion:
+@routes(f"DELETE {_CHAT}", "Delete chat completion.", objects.DeletedCompletion)
+def delete(call: ApiCall) -> objects.DeletedCompletion:
     """A running one, too."""
     first = _completion_id(call)
     with call.database.begin() as connection:
@@ -161,12 +152,12 @@ def delete(call: ApiCall) -> DeletedCompletion:
         record_deletion(connection, call, ids.completion_id(first))
     for response in running:
         call.services.request_stop(response, "deleted")
-    return DeletedCompletion(ids.completion_id(first))
+    return objects.DeletedCompletion(ids.completion_id(first))
 
 
-@routes(f"GET {_CHAT}/messages", "Get chat messages.", MessagePage, parameters=PAGE)
+@routes(f"GET {_CHAT}/messages", "Get chat messages.", MessagePage, parameters=query.PAGE)
 def messages(call: ApiCall) -> Page[msgspec.Raw]:
-    page, first = page_request(call.request, "asc"), _completion_id(call)
+    page, first = query.page_request(call.request, "asc"), _completion_id(call)
     return stored_chat.list_messages(
         call.database, call.caller.tenant, first, page.after, page.limit, newest_first=page.newest_first
     )
@@ -175,16 +166,16 @@ def messages(call: ApiCall) -> Page[msgspec.Raw]:
 @routes(
     "POST /completions",
     "Create completion of texts or token ids; with `stream`, in chunks as they come.",
-    TextCompletion,
+    objects.TextCompletion,
     takes=TextRequest,
-    streams=(TextCompletion, ErrorBody),
+    streams=(objects.TextCompletion, ErrorBody),
     parameters=(IDEMPOTENCY_KEY,),
     refuses=RUN_ERRORS,
     operation_id="completions.create",
 )
 def create_text(call: ApiCall) -> Answer:
     params = decode(call.body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
-    apply_body_request_id(call.request, params.request_id)
+    query.apply_body_request_id(call.request, params.request_id)
     with naming_own_fields(params):
         params = with_generation_config(params, "max_tokens")
         legacy.validate_legacy_request(params)

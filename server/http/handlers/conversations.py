@@ -9,14 +9,8 @@ from server.errors import ConversationLocked, NotFound
 from server.http.operation import RouteTable
 from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request
 from server.http.services import ApiCall
+from server.protocol import conversations as objects
 from server.protocol import ids
-from server.protocol.conversations import (
-    Conversation,
-    CreateConversation,
-    CreateItems,
-    DeletedConversation,
-    UpdateConversation,
-)
 from server.protocol.decode import decode
 from server.protocol.list_pages import ConversationPage, ItemPage, Page, make_page
 from server.protocol.responses.items import Item
@@ -35,7 +29,7 @@ _ITEM = "/{conversation_id}/items/{item_id}"
     parameters=PAGE,
     operation_id="conversation_lists.conversations",
 )
-def list_stored(call: ApiCall) -> Page[Conversation]:
+def list_stored(call: ApiCall) -> Page[objects.Conversation]:
     page = page_request(call.request)
     after = ids.parse_conversation_id(page.after) if page.after else None
     if page.after and after is None:
@@ -47,47 +41,50 @@ def list_stored(call: ApiCall) -> Page[Conversation]:
 @routes(
     "POST ",
     "Create a conversation.",
-    Conversation,
-    takes=CreateConversation,
+    objects.Conversation,
+    takes=objects.CreateConversation,
     needs_body=False,
     refuses=(NotFound,),
 )
-def create(call: ApiCall) -> Conversation:
-    params = decode(call.body, CreateConversation) if call.body else CreateConversation()
+def create(call: ApiCall) -> objects.Conversation:
+    params = decode(call.body, objects.CreateConversation) if call.body else objects.CreateConversation()
     call.services.admission.storage.check(call.caller)
     return conversations.create(call.database, call.caller.tenant, params, call.services.model.seal)
 
 
-@routes(f"GET {_ONE}", "Retrieve a conversation.", Conversation)
-def retrieve(call: ApiCall) -> Conversation:
+@routes(f"GET {_ONE}", "Retrieve a conversation.", objects.Conversation)
+def retrieve(call: ApiCall) -> objects.Conversation:
     return conversations.find(call.database, call.caller.tenant, _conversation_id(call))
 
 
 @routes(
-    f"POST {_ONE}", "Update a conversation: replace its metadata.", Conversation, takes=UpdateConversation
+    f"POST {_ONE}",
+    "Update a conversation: replace its metadata.",
+    objects.Conversation,
+    takes=objects.UpdateConversation,
 )
-def update(call: ApiCall) -> Conversation:
-    conversation, params = _conversation_id(call), decode(call.body, UpdateConversation)
+def update(call: ApiCall) -> objects.Conversation:
+    conversation, params = _conversation_id(call), decode(call.body, objects.UpdateConversation)
     return conversations.update(call.database, call.caller.tenant, conversation, params.metadata)
 
 
 @routes(
     f"DELETE {_ONE}",
     "Delete a conversation; its responses stay.",
-    DeletedConversation,
+    objects.DeletedConversation,
     refuses=(ConversationLocked,),
 )
-def delete(call: ApiCall) -> DeletedConversation:
+def delete(call: ApiCall) -> objects.DeletedConversation:
     conversation = _conversation_id(call)
     conversations.delete(call.database, call.caller, conversation)
-    return DeletedConversation(ids.conversation_id(conversation))
+    return objects.DeletedConversation(ids.conversation_id(conversation))
 
 
-@routes(f"POST {_ONE}/items", "Create items.", ItemPage, takes=CreateItems)
+@routes(f"POST {_ONE}/items", "Create items.", ItemPage, takes=objects.CreateItems)
 def create_items(call: ApiCall) -> Page[Raw]:
     conversation = _conversation_id(call)
     include_values(call.request)  # which has none that changes this answer
-    params = decode(call.body, CreateItems)
+    params = decode(call.body, objects.CreateItems)
     call.services.admission.storage.check(call.caller)
     tenant, seal = call.caller.tenant, call.services.model.seal
     added = conversations.add_items(call.database, tenant, conversation, params.items, seal)
@@ -111,8 +108,8 @@ def retrieve_item(call: ApiCall) -> Raw:
     return Raw(conversations.find_item(call.database, call.caller.tenant, conversation, item))
 
 
-@routes(f"DELETE {_ITEM}", "Delete an item.", Conversation, refuses=(ConversationLocked,))
-def delete_item(call: ApiCall) -> Conversation:
+@routes(f"DELETE {_ITEM}", "Delete an item.", objects.Conversation, refuses=(ConversationLocked,))
+def delete_item(call: ApiCall) -> objects.Conversation:
     conversation, item = _conversation_id(call), _item_id(call)
     return conversations.delete_item(call.database, call.caller, conversation, item)
 

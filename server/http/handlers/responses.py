@@ -25,23 +25,11 @@ from server.delivery.stored_responses import (
 )
 from server.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from server.hosted_tools.mcp_discovery import ignored_types
+from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import (
-    INCLUDE,
-    METADATA,
-    MODEL,
-    PAGE,
-    apply_body_request_id,
-    flag,
-    include_values,
-    metadata,
-    page_request,
-    resume_after,
-    text,
-)
 from server.http.services import ApiCall, Services
 from server.logs.context import note_responses
 from server.prompting.request_parameters import SEALED_REASONING
@@ -49,16 +37,9 @@ from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.list_pages import ItemPage, Page, ResponsePage
+from server.protocol.responses import response as objects
 from server.protocol.responses.events import EVENT_ID, StreamEvent
 from server.protocol.responses.request import CountInput, CreateResponse
-from server.protocol.responses.response import (
-    TERMINAL_STATUSES,
-    CompactedResponse,
-    Deleted,
-    InputTokens,
-    Response,
-    Status,
-)
 from server.sealing.sealed_items import seal_reasoning
 from server.store.administration import audit_trail
 from server.store.cluster import claims
@@ -98,16 +79,16 @@ routes = RouteTable("responses", "/v1/responses")
 @routes(
     "POST ",
     "Create a model response; with `stream`, its events are sent as they come.",
-    Response,
+    objects.Response,
     takes=CreateResponse,
     streams=(StreamEvent,),
     parameters=(IDEMPOTENCY_KEY, _EVENT_NAMES),
     refuses=RUN_ERRORS,
 )
-def create(call: ApiCall) -> Answer | Response:
+def create(call: ApiCall) -> Answer | objects.Response:
     services, caller = call.services, call.caller
     params = decode(call.body, CreateResponse, endpoint="responses")
-    apply_body_request_id(call.request, params.request_id)
+    query.apply_body_request_id(call.request, params.request_id)
     _event_names(services, call.request)  # which refuses before there is a response
     with naming_own_fields(params):
         (admitted,) = services.admission.admit(caller, [params], idempotency_key(call))
@@ -143,17 +124,22 @@ def idempotency_key(call: ApiCall) -> IdempotencyKey | None:
     "GET ",
     "List stored responses; an extension.",
     ResponsePage,
-    parameters=(*PAGE, MODEL, Parameter("status", Status, "Filter by status."), METADATA),
+    parameters=(
+        *query.PAGE,
+        query.MODEL,
+        Parameter("status", objects.Status, "Filter by status."),
+        query.METADATA,
+    ),
     operation_id="response_lists.responses",
 )
 def list_stored(call: ApiCall) -> Page[Raw]:
-    asked, status = page_request(call.request), text(call.request, "status")
-    if status is not None and status not in get_args(Status):
-        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
+    asked, status = query.page_request(call.request), query.text(call.request, "status")
+    if status is not None and status not in get_args(objects.Status):
+        raise InvalidRequest(f"status must be one of {', '.join(get_args(objects.Status))}.", param="status")
     filters = Filters(
-        model=text(call.request, "model"),
+        model=query.text(call.request, "model"),
         status=status,  # type: ignore[arg-type]  # looked up in its own values
-        metadata=metadata(call.request),
+        metadata=query.metadata(call.request),
     )
     return list_responses(
         call.database, call.caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
@@ -163,12 +149,12 @@ def list_stored(call: ApiCall) -> Page[Raw]:
 @routes(
     "POST /input_tokens",
     "Get input token counts.",
-    InputTokens,
+    objects.InputTokens,
     takes=CountInput,
     refuses=(NotFound,),
     operation_id="input_tokens.count",
 )
-def count_input_tokens(call: ApiCall) -> InputTokens:
+def count_input_tokens(call: ApiCall) -> objects.InputTokens:
     """`model` may be left out, and `input`, where history says it all."""
     asked = decode(call.body, CountInput, endpoint="responses")
     with naming_own_fields(asked):
@@ -177,18 +163,18 @@ def count_input_tokens(call: ApiCall) -> InputTokens:
             model=call.services.model.name if asked.model is None else asked.model,
             input=[] if asked.input is None else asked.input,
         )
-        return InputTokens(call.services.admission.preparation.count_tokens(call.caller, params))
+        return objects.InputTokens(call.services.admission.preparation.count_tokens(call.caller, params))
 
 
 @routes(
     "POST /compact",
     "Compact a response.",
-    CompactedResponse,
+    objects.CompactedResponse,
     takes=CreateResponse,
     refuses=RUN_ERRORS,
     operation_id="compact.create",
 )
-def compact(call: ApiCall) -> Answer | CompactedResponse:
+def compact(call: ApiCall) -> Answer | objects.CompactedResponse:
     params, admission = decode(call.body, CreateResponse, endpoint="responses"), call.services.admission
     if params.input is None:
         params = structs.replace(params, input=[])
@@ -211,7 +197,7 @@ def _raise_lost() -> Answer:
 @routes(
     f"GET {_ONE}",
     "Get a model response; with `stream`, its events from any of them on.",
-    Response,
+    objects.Response,
     streams=(StreamEvent,),
     parameters=(
         Parameter("stream", bool, "Stream the response's events: those so far, and those to come."),
@@ -228,20 +214,20 @@ def _raise_lost() -> Answer:
             place="header",
         ),
         Parameter("include_obfuscation", bool, "Accepted and ignored: events are never padded."),
-        INCLUDE,
+        query.INCLUDE,
         _EVENT_NAMES,
     ),
     otherwise={204: None},
 )
-def retrieve(call: ApiCall) -> Answer | Response:
-    request, response, include = call.request, response_id(call.request), include_values(call.request)
-    flag(request, "include_obfuscation")
-    if not flag(request, "stream"):
+def retrieve(call: ApiCall) -> Answer | objects.Response:
+    request, response, include = call.request, response_id(call.request), query.include_values(call.request)
+    query.flag(request, "include_obfuscation")
+    if not query.flag(request, "stream"):
         stored = _read(call, response)
         if SEALED_REASONING in include:
             stored = seal_reasoning(stored, call.services.model.seal, call.caller.tenant)
         return stored
-    after = resume_after(request)
+    after = query.resume_after(request)
     reader = StreamReader(call.database, call.caller.tenant, response)
     begun = reader.resume(*after)
     if begun is None:
@@ -268,8 +254,8 @@ def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -
     return channel
 
 
-@routes(f"DELETE {_ONE}", "Delete a model response.", Deleted)
-def delete(call: ApiCall) -> Deleted:
+@routes(f"DELETE {_ONE}", "Delete a model response.", objects.Deleted)
+def delete(call: ApiCall) -> objects.Deleted:
     response = response_id(call.request)
     with call.database.begin() as connection:
         running = deletion.delete(connection, call.caller.tenant, response)
@@ -281,7 +267,7 @@ def delete(call: ApiCall) -> Deleted:
         raise response_not_found(call.request)
     if running:
         call.services.request_stop(response, "deleted")
-    return Deleted(ids.response_id(response))
+    return objects.Deleted(ids.response_id(response))
 
 
 def record_deletion(connection: Connection, call: ApiCall, target: str) -> None:
@@ -290,12 +276,12 @@ def record_deletion(connection: Connection, call: ApiCall, target: str) -> None:
     audit_trail.record(connection, caller.actor, "response.delete", caller.tenant, target, request_id=name)
 
 
-@routes(f"POST {_ONE}/cancel", "Cancel a response.", Response, refuses=(InvalidRequest, NotFound))
-def cancel(call: ApiCall) -> Answer | Response:
+@routes(f"POST {_ONE}/cancel", "Cancel a response.", objects.Response, refuses=(InvalidRequest, NotFound))
+def cancel(call: ApiCall) -> Answer | objects.Response:
     """A running foreground response, too."""
     services, tenant, response = call.services, call.caller.tenant, response_id(call.request)
     stored = _read(call, response)
-    if stored.status in TERMINAL_STATUSES:
+    if stored.status in objects.TERMINAL_STATUSES:
         if not stored.background and stored.status != "cancelled":
             raise InvalidRequest("Cannot cancel a synchronous response.")
         return stored
@@ -312,12 +298,12 @@ def cancel(call: ApiCall) -> Answer | Response:
     f"GET {_ONE}/input_items",
     "List input items.",
     ItemPage,
-    parameters=(*PAGE, INCLUDE),
+    parameters=(*query.PAGE, query.INCLUDE),
     operation_id="response_lists.input_items",
 )
 def input_items(call: ApiCall) -> Page[Raw]:
     """Pictures' URLs are given only if `include` names them."""
-    asked = page_request(call.request)
+    asked = query.page_request(call.request)
     page = list_input_items(
         call.database,
         call.caller.tenant,
@@ -325,7 +311,7 @@ def input_items(call: ApiCall) -> Page[Raw]:
         asked.after,
         asked.limit,
         newest_first=asked.newest_first,
-        image_urls=IMAGE_URLS in include_values(call.request),
+        image_urls=IMAGE_URLS in query.include_values(call.request),
     )
     if page is None:
         raise response_not_found(call.request)
@@ -379,14 +365,14 @@ def stored_end_reader(
     return lambda: final_responses(call.database, call.caller.tenant, ids)
 
 
-def _as_accepted(stored: Response, admitted: AcceptedResponse) -> Response:
+def _as_accepted(stored: objects.Response, admitted: AcceptedResponse) -> objects.Response:
     """A new background response as it was accepted, `queued`, also if a replica was faster."""
     if admitted.begun is None or stored.status != "in_progress":
         return stored
     return structs.replace(stored, status="queued", output=[])
 
 
-def _read(call: ApiCall, response: UUID) -> Response:
+def _read(call: ApiCall, response: UUID) -> objects.Response:
     stored = find_response(call.database, call.caller.tenant, response)
     if stored is None:
         raise response_not_found(call.request)
