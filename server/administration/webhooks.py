@@ -13,13 +13,7 @@ from server.administration.actor import Actor
 from server.administration.request_fields import with_request
 from server.caller import check_tenant
 from server.errors import InvalidRequest, NotFound
-from server.outbound_http.allowed_addresses import (
-    AllowedAddresses,
-    Refused,
-    check_url,
-    host_and_port,
-    read_url,
-)
+from server.outbound_http import allowed_addresses
 from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webhook_id, webhook_endpoint_id
 from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import Seal
@@ -49,7 +43,7 @@ def create_endpoint(
     connection: Connection,
     actor: Actor,
     seal: Seal,
-    allowed: AllowedAddresses,
+    allowed: allowed_addresses.AllowedAddresses,
     tenant: str,
     request: CreateEndpoint,
 ) -> NewSecret:
@@ -71,7 +65,7 @@ def create_endpoint(
 def update_endpoint(
     connection: Connection,
     actor: Actor,
-    allowed: AllowedAddresses,
+    allowed: allowed_addresses.AllowedAddresses,
     endpoint: StoredEndpoint,
     request: UpdateEndpoint,
 ) -> StoredEndpoint:
@@ -142,11 +136,11 @@ def _sealed(seal: Seal, tenant: str, endpoint: UUID, secret: str) -> str:
     return seal.seal("webhook", tenant, webhook_endpoint_id(endpoint), secret)
 
 
-def _check(properties: EndpointProperties, allowed: AllowedAddresses) -> str:
+def _check(properties: EndpointProperties, allowed: allowed_addresses.AllowedAddresses) -> str:
     """The URL's host. Raises InvalidRequest for one that may not be called."""
     try:
-        url = read_url(properties.url)
-        check_url(url, allowed)
-    except Refused as refusal:
+        url = allowed_addresses.read_url(properties.url)
+        allowed_addresses.check_url(url, allowed)
+    except allowed_addresses.Refused as refusal:
         raise InvalidRequest(str(refusal), param="url") from None
-    return host_and_port(url)[0]
+    return allowed_addresses.host_and_port(url)[0]

@@ -22,22 +22,9 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from server.embedded_postgres import data_directory
 from server.embedded_postgres import watcher as postgres_watcher
 from server.embedded_postgres.binaries import Binaries, binaries_for
-from server.embedded_postgres.data_directory import (
-    PORT,
-    ClusterDirectory,
-    check_major,
-    check_socket_directory,
-    create_cluster,
-    last_error,
-    make_home,
-    make_socket_directory,
-    open_log,
-    remove_stale_files,
-    running_postmaster,
-    try_lock,
-)
 from server.embedded_postgres.system_account import Account, EmbeddedError, account_for
 
 Progress = Callable[[str], None]
@@ -78,7 +65,7 @@ class EmbeddedPostgres:
                 "The embedded Postgres runs on Linux and macOS only: set DATABASE_URL to a "
                 "Postgres server, for example one in a container."
             )
-        self._directory = ClusterDirectory(data_dir.resolve())
+        self._directory = data_directory.ClusterDirectory(data_dir.resolve())
         self._pgbin = pgbin
         self._settings = {**SETTINGS, **(options or {})}
         self._start_timeout_s = start_timeout_s
@@ -147,15 +134,15 @@ class EmbeddedPostgres:
     def _attach_or_own(self, progress: Progress, deadline: float) -> bool:
         """Whether it is attached to another process's database; False once it is ours to run."""
         account = self._account()
-        make_home(self._directory, account)
+        data_directory.make_home(self._directory, account)
         waiting = _once(progress)
         reach = ServerState("down", "it has no socket")
         while True:
-            self._owner_lock = try_lock(self._directory.owner_lock, account)
+            self._owner_lock = data_directory.try_lock(self._directory.owner_lock, account)
             if self.is_owner:
                 return False
             if self._directory.sockets.exists():
-                check_socket_directory(self._directory, account)
+                data_directory.check_socket_directory(self._directory, account)
                 reach = probe(self.url)
                 if reach.state == "up":
                     return True
@@ -176,7 +163,7 @@ class EmbeddedPostgres:
             finally:
                 os.close(cluster_lock)
             if not self._await_answer(progress, deadline):
-                complaint = last_error(self._directory, self._log_offset)
+                complaint = data_directory.last_error(self._directory, self._log_offset)
                 raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
             create_database(self.url_of("postgres"), DATABASE)
         except BaseException:
@@ -195,8 +182,8 @@ class EmbeddedPostgres:
         waiting = _once(progress)
         patient_until = time.monotonic() + postgres_watcher.FAST_SHUTDOWN_S
         while True:
-            lock = try_lock(self._directory.cluster_lock, account)
-            postmaster = running_postmaster(self._directory)
+            lock = data_directory.try_lock(self._directory.cluster_lock, account)
+            postmaster = data_directory.running_postmaster(self._directory)
             if lock is not None and postmaster is None:
                 return lock
             if lock is not None:
@@ -221,14 +208,16 @@ class EmbeddedPostgres:
     def _launch(self, cluster_lock: int, progress: Progress) -> None:
         account = self._account()
         binaries = binaries_for(account, self._pgbin, self._directory.binaries)
-        make_socket_directory(self._directory, account)
+        data_directory.make_socket_directory(self._directory, account)
         if not self._directory.pgdata.exists():
             progress(f"making a database in {self._directory.home}")
             durable = self._settings.get("fsync") != "off"
-            create_cluster(self._directory, binaries, account, lock=cluster_lock, durable=durable)
-        check_major(self._directory, binaries)
-        remove_stale_files(self._directory)
-        log = open_log(self._directory, account)
+            data_directory.create_cluster(
+                self._directory, binaries, account, lock=cluster_lock, durable=durable
+            )
+        data_directory.check_major(self._directory, binaries)
+        data_directory.remove_stale_files(self._directory)
+        log = data_directory.open_log(self._directory, account)
         try:
             self._log_offset = os.fstat(log).st_size
             self._watcher = subprocess.Popen(
@@ -252,7 +241,7 @@ class EmbeddedPostgres:
         program = binaries.program("postgres")
         paths = ["-D", str(self._directory.pgdata), "-k", str(self._directory.sockets)]
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
-        return [program, *paths, "-h", "", "-p", str(PORT), *settings]
+        return [program, *paths, "-h", "", "-p", str(data_directory.PORT), *settings]
 
     def _await_answer(self, progress: Progress, deadline: float) -> bool:
         """True once Postgres answers, False once it has ended.
@@ -342,7 +331,7 @@ class ServerState(NamedTuple):
 def socket_url(sockets: Path, database: str) -> str:
     """The libpq URL of a database of the Postgres that has its socket in this directory."""
     # With the port, because libpq would otherwise take one from PGPORT.
-    return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={PORT}"
+    return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={data_directory.PORT}"
 
 
 def probe(url: str) -> ServerState:

@@ -12,13 +12,7 @@ from time import monotonic
 from starlette.requests import HTTPConnection
 
 from server.caller import DEFAULT_TENANT, KEY_PREFIX, Caller, digest_of
-from server.configuration.origins import (
-    AllowedHosts,
-    AllowedOrigins,
-    origin_error,
-    read_allowed_hosts,
-    read_cors_origins,
-)
+from server.configuration import origins
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
 from server.oidc.access_tokens import AccessTokens, check_form
@@ -39,8 +33,8 @@ class Authenticator:
     def __init__(
         self,
         database: Database,
-        allowed_hosts: AllowedHosts = AllowedHosts(),  # noqa: B008 - frozen
-        allowed_origins: AllowedOrigins = AllowedOrigins(),  # noqa: B008 - frozen
+        allowed_hosts: origins.AllowedHosts = origins.AllowedHosts(),  # noqa: B008 - frozen
+        allowed_origins: origins.AllowedOrigins = origins.AllowedOrigins(),  # noqa: B008 - frozen
         tokens: AccessTokens | None = None,
     ) -> None:
         """With `tokens` every request needs a key or a token from the start."""
@@ -61,8 +55,9 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: Config, database: Database) -> "Authenticator":
-        hosts, origins = read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins)
-        return cls(database, hosts, origins, AccessTokens.from_settings(config))
+        hosts = origins.read_allowed_hosts(config.allowed_hosts)
+        pages = origins.read_cors_origins(config.cors_origins)
+        return cls(database, hosts, pages, AccessTokens.from_settings(config))
 
     def expected_tenant(self, request: HTTPConnection) -> str | None:
         """The tenant of a known key; None for keys that this process has not validated. As `known_caller`."""
@@ -129,7 +124,7 @@ class Authenticator:
         server = request.scope.get("server")
         port = server[1] if server else None
         allowed = (self._allowed_hosts, self._allowed_origins)
-        error = origin_error(request.headers, port, *allowed, key_exists=key_exists)
+        error = origins.origin_error(request.headers, port, *allowed, key_exists=key_exists)
         if error is not None:
             raise error
 

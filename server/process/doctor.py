@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     sentence: str
 
 
-ok, note, problem = (partial(Finding, level) for level in ("ok", "note", "problem"))
+ok, note, problem = partial(Finding, "ok"), partial(Finding, "note"), partial(Finding, "problem")
 
 
 def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:

@@ -6,15 +6,7 @@ from pathlib import Path
 
 from server.cli import command as cli
 from server.configuration.settings import Config
-from server.embedded_postgres.dumps import (
-    check_dump,
-    has_tables,
-    is_in_use,
-    is_of_holdfast,
-    read_dump,
-    replacement,
-    write_dump,
-)
+from server.embedded_postgres import dumps
 from server.embedded_postgres.embedded_server import DATABASE
 from server.errors import ConfigError
 from server.store import database_roles
@@ -49,7 +41,7 @@ def add_to_db(group: cli.Subcommands) -> None:
 def _dump(config: Config, options: argparse.Namespace) -> None:
     secret = sorted(HIDDEN_TABLES | HIDDEN_COLUMNS.keys())
     with cli.opened_database(config) as opened:
-        size = write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
+        size = dumps.write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
     if options.without_secrets:
         cli.print_status(f"Wrote {size} bytes to {options.file}, without {' and '.join(secret)}.")
     else:
@@ -60,19 +52,19 @@ def _dump(config: Config, options: argparse.Namespace) -> None:
 
 
 def _restore(config: Config, options: argparse.Namespace) -> None:
-    check_dump(options.file)
+    dumps.check_dump(options.file)
     with cli.opened_database(config, cli.print_status) as opened:
-        is_filled = has_tables(opened.session_url)
+        is_filled = dumps.has_tables(opened.session_url)
         if is_filled and not opened.is_embedded:
             raise ConfigError("This database has something in it; make an empty one, and restore into that.")
         if is_filled and not options.force:
             raise ConfigError(
                 "This database has something in it; name another data directory, or replace it with --force."
             )
-        if is_filled and is_in_use(opened.session_url):
+        if is_filled and dumps.is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
         if opened.is_embedded:  # a new database, which then takes the other's name and place
-            with replacement(opened.url_of("postgres"), DATABASE, RESTORED):
+            with dumps.replacement(opened.url_of("postgres"), DATABASE, RESTORED):
                 held = _fill(opened.url_of(RESTORED), options.file)
         else:
             held = _fill(opened.session_url, options.file)
@@ -90,8 +82,8 @@ def advice_for_copy(held: int) -> str:
 def _fill(url: str, source: Path) -> int:
     """Restores into an empty database and holds what is unfinished there; returns how many."""
     database_roles.create_groups(url)
-    read_dump(url, source)
-    if not is_of_holdfast(url):
+    dumps.read_dump(url, source)
+    if not dumps.is_of_holdfast(url):
         raise ConfigError(f"{source} is a dump of something else than Holdfast.")
     state = schema_state(url)
     if state == "unknown":

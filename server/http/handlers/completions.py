@@ -19,14 +19,8 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, ModelFailed, NotFound
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
+from server.http.handlers import responses
 from server.http.handlers.own_fields import naming_own_fields
-from server.http.handlers.responses import (
-    IDEMPOTENCY_KEY,
-    RUN_ERRORS,
-    idempotency_key,
-    record_deletion,
-    stored_end_reader,
-)
 from server.http.json_responses import json_response
 from server.http.operation import RouteTable
 from server.http.services import ApiCall
@@ -50,8 +44,8 @@ _CHAT = "/chat/completions/{completion_id}"
     objects.ChatCompletion,
     takes=ChatRequest,
     streams=(objects.Chunk, ErrorBody),
-    parameters=(IDEMPOTENCY_KEY,),
-    refuses=RUN_ERRORS,
+    parameters=(responses.IDEMPOTENCY_KEY,),
+    refuses=responses.RUN_ERRORS,
     operation_id="chat_completions.create",
 )
 def create_chat(call: ApiCall) -> Answer:
@@ -62,7 +56,9 @@ def create_chat(call: ApiCall) -> Answer:
         chat.validate_chat_request(params)
         messages = read_messages(params.messages)
         choices = [chat.as_response_request(params, choice) for choice in range(params.n or 1)]
-        accepted = call.services.admission.admit(call.caller, choices, idempotency_key(call), messages)
+        accepted = call.services.admission.admit(
+            call.caller, choices, responses.idempotency_key(call), messages
+        )
     shape = replace(
         chat.format_of(choices[0], accepted[0].id, messages),
         include_usage=includes_usage(params),
@@ -102,7 +98,7 @@ def _completion(
         fallback=_raise_deleted,
         render=render,
         headers=call.id_header,
-        read_stored=stored_end_reader(call, [(made.id, made.channel) for made in accepted]),
+        read_stored=responses.stored_end_reader(call, [(made.id, made.channel) for made in accepted]),
     )
 
 
@@ -149,7 +145,7 @@ def delete(call: ApiCall) -> objects.DeletedCompletion:
     first = _completion_id(call)
     with call.database.begin() as connection:
         running = stored_chat.delete(connection, call.caller.tenant, first)
-        record_deletion(connection, call, ids.completion_id(first))
+        responses.record_deletion(connection, call, ids.completion_id(first))
     for response in running:
         call.services.request_stop(response, "deleted")
     return objects.DeletedCompletion(ids.completion_id(first))
@@ -169,8 +165,8 @@ def messages(call: ApiCall) -> Page[msgspec.Raw]:
     objects.TextCompletion,
     takes=TextRequest,
     streams=(objects.TextCompletion, ErrorBody),
-    parameters=(IDEMPOTENCY_KEY,),
-    refuses=RUN_ERRORS,
+    parameters=(responses.IDEMPOTENCY_KEY,),
+    refuses=responses.RUN_ERRORS,
     operation_id="completions.create",
 )
 def create_text(call: ApiCall) -> Answer:
@@ -182,7 +178,7 @@ def create_text(call: ApiCall) -> Answer:
         prompts = legacy.read_prompts(params, call.services.model, call.caller.tenant)
         choices = legacy.as_response_requests(params, prompts)
         accepted = call.services.admission.admit(
-            call.caller, choices, idempotency_key(call), [], generate=params.max_tokens != 0
+            call.caller, choices, responses.idempotency_key(call), [], generate=params.max_tokens != 0
         )
     shape = legacy.format_of(params, prompts, accepted[0].id)
     if params.stream:
