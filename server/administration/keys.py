@@ -38,11 +38,6 @@ def make_key(key_id: str | None = None) -> NewKey:
     return NewKey(key_id, text, digest_of(text))
 
 
-def idempotent_id(actor: Actor, idempotency_key: str) -> str:
-    """The id of the key that an actor makes with an idempotency key: a second one would have the same id."""
-    return hashlib.sha256(f"{actor.name}\0{idempotency_key}".encode()).hexdigest()[:16]
-
-
 def create_key(
     connection: Connection, actor: Actor, request: CreateKey, idempotency_key: str | None = None
 ) -> CreatedKey:
@@ -51,7 +46,10 @@ def create_key(
     """
     properties = with_request(KeyProperties(), request)
     _check_expiry(connection, properties)
-    key = make_key(None if idempotency_key is None else idempotent_id(actor, idempotency_key))
+    key_id = None
+    if idempotency_key is not None:  # a second key would have the same id
+        key_id = hashlib.sha256(f"{actor.name}\0{idempotency_key}".encode()).hexdigest()[:16]
+    key = make_key(key_id)
     if not stored_keys.insert_key(connection, request.tenant, key.id, key.digest, properties):
         raise Conflict(
             f"With this Idempotency-Key the key {key.id} was made already. Its text is shown once; rotate it "

@@ -51,11 +51,8 @@ def fields_of(request: type[Struct]) -> Mapping[str, RequestField]:
     """The described fields of a request, by name."""
     described = kinds.type_info(request)
     assert isinstance(described, kinds.StructType)
-    return {
-        one.name: _field(one)
-        for one in described.fields
-        if isinstance(one.type, kinds.Metadata) and one.type.extra_json_schema
-    }
+    metadata = [(one, one.type) for one in described.fields if isinstance(one.type, kinds.Metadata)]
+    return {one.name: _field(one) for one, kind in metadata if kind.extra_json_schema}
 
 
 def _field(field: kinds.Field) -> RequestField:

@@ -48,20 +48,15 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            raise ConfigError(_unknown_setting(variable))
+            near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+            meant = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"{variable} is not a setting{meant} `holdfast serve --help` lists them.")
         sources[name] = (variable, value)
     sources |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
     values: dict[str, Any] = {
         name: _convert(known[name], value, source) for name, (source, value) in sources.items() if value != ""
     }
     return Config(**values)
-
-
-def _unknown_setting(variable: str) -> str:
-    """The error for an unknown variable, with the nearest known one."""
-    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
-    meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
 
 
 def xdg_data_home() -> Path:

@@ -27,8 +27,10 @@ _MAX_CONFIG_BYTES = 16 * 2**20
 
 def refusal_without_config(path: Path) -> str:
     """The sentence for a path that has no config.json below it."""
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
     if path.is_file():
-        return _refusal_of_file(path)
+        return f"{path} is a file: --model takes its folder, {path.parent}."
     if not path.is_dir():
         return f"{path} does not exist: --model takes the folder of a model that is on this machine."
     config = path / "config.json"
@@ -43,12 +45,6 @@ def refusal_without_config(path: Path) -> str:
     if _has(path, "*.gguf"):
         return f"{path} has a model as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
     return f"{path} is not a model folder: it has no config.json. --model takes the folder that has it."
-
-
-def _refusal_of_file(path: Path) -> str:
-    if path.suffix.lower() == ".gguf":
-        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
-    return f"{path} is a file: --model takes its folder, {path.parent}."
 
 
 def check_files(folder: Path, *, with_weights: bool) -> None:

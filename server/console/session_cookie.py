@@ -72,13 +72,16 @@ def with_key(request: HTTPConnection, key: str) -> HTTPConnection:
 
 
 def set_session(services: Services, request: HTTPConnection, answer: Response, key: str) -> None:
-    """Gives the browser a session of that key. Raises InvalidRequest for one that is too long."""
+    """Gives the browser a session of that key, for HTTPS where it, or a proxy, says that it uses that.
+
+    Raises InvalidRequest for a key that is too long.
+    """
     answer.set_cookie(
         COOKIE,
         seal_session(services.model.seal, key, time()),
         max_age=SESSION_S,
         path=PATH,
-        secure=_is_secure(request),
+        secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
         httponly=True,
         samesite="lax",
     )
@@ -86,8 +89,3 @@ def set_session(services: Services, request: HTTPConnection, answer: Response, k
 
 def end_session(answer: Response) -> None:
     answer.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="lax")
-
-
-def _is_secure(request: HTTPConnection) -> bool:
-    """Whether the browser uses HTTPS, here or at a proxy that says so; who lies loses the cookie alone."""
-    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"

@@ -106,11 +106,6 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
     if isinstance(api_error, MethodNotAllowed):
-        answered.headers["allow"] = ", ".join(_allowed_methods(request))
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        answered.headers["allow"] = ", ".join(sorted({name for route in routes for name in route.methods}))
     return answered
-
-
-def _allowed_methods(request: HTTPConnection) -> list[str]:
-    """Return the methods of all routes that share the address."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in route.methods})

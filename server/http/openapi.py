@@ -117,7 +117,8 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
         kinds = [route.otherwise[status]] if status in route.otherwise else []
         if any(error.status == status for error in refused):
             kinds.append(ErrorBody)
-        words = ", ".join(_error_name(error) for error in refused if error.status == status)
+        names = [error.__name__ for error in refused if error.status == status]
+        words = ", ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize() for name in names)
         answers[str(status)] = _response(words, {"application/json": {"schema": schemas.of(*kinds)}})
     return answers
 
@@ -132,11 +133,6 @@ def _server_sent_event(schema: Json) -> Json:
 def _response(says: str, content: Json) -> Json:
     header = {"description": "The request's id, which log lines contain.", "schema": {"type": "string"}}
     return {"description": says, "headers": {"x-request-id": header}, "content": content}
-
-
-def _error_name(error: type[ApiError]) -> str:
-    """An error's description, from the name of its class."""
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", error.__name__).capitalize()
 
 
 class _Schemas:

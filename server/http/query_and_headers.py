@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
 
 from server.admission.request_validation import check_include
@@ -13,10 +13,12 @@ from server.errors import InvalidRequest, UnsupportedMediaType
 from server.http.operation import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
+from server.protocol.decode import decode
 from server.protocol.ids import is_request_id
 from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
+S = TypeVar("S", bound=Struct)
 
 MAX_PAGE_SIZE = 100
 DEFAULT_PAGE_SIZE = 20
@@ -161,6 +163,11 @@ def include_values(request: Request) -> list[str]:
     values = request.query_params.getlist("include[]") + request.query_params.getlist("include")
     check_include(values)
     return values
+
+
+def read_optional(body: bytes, kind: type[S]) -> S:
+    """The request in the body, or one with nothing but defaults. Raises DecodeFailure."""
+    return decode(body, kind) if body else kind()
 
 
 def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> None:

@@ -58,12 +58,12 @@ class OneLineFormatter(logging.Formatter):
         """The record's line, and the traceback's."""
         message = message_of(record)
         fields = record_fields(record, {})
-        said = [
-            f" {name}={value}"
-            for name, value in fields.items()
-            if name not in IN_MESSAGE or str(value) not in message
+        new = [
+            (name, each)
+            for name, each in fields.items()
+            if name not in IN_MESSAGE or str(each) not in message
         ]
-        record.message = escape_unprintable(message + "".join(said))
+        record.message = escape_unprintable(message + "".join(f" {name}={each}" for name, each in new))
         record.asctime = self.formatTime(record, self.datefmt)
         details = [line for text in _details(self, record) for line in text.split("\n")]
         return "\n".join([self.formatMessage(record), *("  " + escape_unprintable(line) for line in details)])

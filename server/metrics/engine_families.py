@@ -81,12 +81,8 @@ def _cache_and_steps(stats: Stats, labels: Labels) -> Iterator[Family]:
     used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
     yield gauge("vllm:kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.", used, labels)
     yield counter("vllm:num_preemptions", "Preempted requests.", stats.preemptions, labels)
-    config = {
-        "block_size": str(stats.block_size),
-        "enable_prefix_caching": "True",
-        "num_gpu_blocks": str(stats.kv_blocks_total),
-        "engine": "0",
-    }
+    config = {"block_size": str(stats.block_size), "enable_prefix_caching": "True"}
+    config |= {"num_gpu_blocks": str(stats.kv_blocks_total), "engine": "0"}
     yield gauge("vllm:cache_config_info", "The KV cache's configuration.", 1, config)
     steps = {("0.5",): stats.step_seconds.p50, ("0.9",): stats.step_seconds.p90}
     steps[("0.99",)] = stats.step_seconds.p99

@@ -15,7 +15,8 @@ from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
-from server.process.load_model import check_engine_settings, connect, engine_config, read_adapters
+from server.process import load_model
+from server.process.load_model import engine_config, read_adapters, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
 from server.store.durability_check import STANDBY
@@ -56,7 +57,7 @@ def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
 def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     try:
         folder = model_folder(config)
-        check_engine_settings(config)
+        load_model.check_engine_settings(config)
         if config.engine == "scripted":
             yield note("engine", "The scripted engine answers with made-up words, without a model.")
         elif config.engine in REMOTE_ENGINES:
@@ -73,20 +74,15 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
 
 
 def _diagnose(settings: EngineConfig, say: Callable[[str], None]) -> "Diagnosis":
-    try:
+    with refused_without_torch():
         from engine.diagnosis import diagnose
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
-            "of holdfast-server, or set engine to one of another process."
-        ) from error
     return diagnose(settings, say)
 
 
 def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[Finding]:
-    engine = connect(config, folder, lambda _messages: None, say, lambda _why: None, FIRST_SERVER_SECONDS)
+    engine = load_model.connect(
+        config, folder, lambda _messages: None, say, lambda _why: None, FIRST_SERVER_SECONDS
+    )
     info = engine.model_info
     engine.close(drain=False)
     yield ok(

@@ -4,7 +4,7 @@ It cancels the key's responses and a turn later, after their last events, closes
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -75,11 +75,8 @@ class EndedKeyWatch:
         for key in ended - self._known:
             count = self._database.retry(partial(claims.request_cancel_of_key, key_id=key))
             log.info("key %s has ended, and %d of its responses with it", key, count)
-        self._cancel_runs(ended)
-        self._connections.end(ended & self._known)
-        self._known = ended
-
-    def _cancel_runs(self, ended: Collection[str]) -> None:
         for run in self._recorder.active_runs():
             if run.facts.key_id in ended:
                 self._cancel(run.facts.id)
+        self._connections.end(ended & self._known)
+        self._known = ended

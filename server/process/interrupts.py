@@ -51,7 +51,7 @@ def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
         raise KeyboardInterrupt
     _State.act = close_and_leave
     yield
-    _State.act = _ignore
+    _State.act = lambda: None
     signal.signal(signal.SIGTERM, _record_termination)
 
 
@@ -86,7 +86,3 @@ def _record_termination(_number: int, _frame: FrameType | None) -> None:
 
 def _raise() -> None:
     raise KeyboardInterrupt
-
-
-def _ignore() -> None:
-    pass

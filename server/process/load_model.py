@@ -1,7 +1,8 @@
 """Loads the configured model: folder, name, adapters, format, vocabulary and engine, here or elsewhere."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,20 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
     )
 
 
+@contextmanager
+def refused_without_torch() -> Iterator[None]:
+    """Raises ConfigError where the libraries of models are not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
+            "of holdfast-server, or set engine to one of another process."
+        ) from error
+
+
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
@@ -145,14 +160,8 @@ def _load_checkpoint(
     adapters = read_adapters(config)
     try:
         requested = engine_config(config, folder, adapters)
-        return load(requested, deliver, say, on_dead)
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
-            "of holdfast-server, or set engine to one of another process."
-        ) from error
+        with refused_without_torch():
+            return load(requested, deliver, say, on_dead)
     except UnsupportedModel as error:
         raise ConfigError(f"{folder} cannot be served: {error} {OTHER_ENGINE}") from error
     except (ModelRefused, OSError, ValueError) as error:

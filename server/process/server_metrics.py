@@ -110,11 +110,8 @@ class ServerMetrics:
         yield gauge("holdfast_lease_seconds", says, self._services.config.lease_seconds)
         says = "Replicas that this one has declared dead."
         yield counter("holdfast_replicas_declared_dead", says, heartbeat.declared_dead)
-        claimed = [
-            (("new",), counts.new),
-            (("death",), counts.after_death),
-            (("handover",), counts.handed_over),
-        ]
+        causes = {"new": counts.new, "death": counts.after_death, "handover": counts.handed_over}
+        claimed = [((cause,), count) for cause, count in causes.items()]
         says = "Queued responses that this replica began (new), or went on with after a death or a handover."
         yield counters("holdfast_takeovers", says, ("cause",), claimed)
         given_up = {(str(kind).lower(),): float(counts.given_up[kind]) for kind in (False, True)}

@@ -144,14 +144,9 @@ def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
 def _register(stored: Stored, models: Sequence[str]) -> UUID:
     config, host, pid = stored.config, socket.gethostname(), os.getpid()
     with stored.database.begin() as connection:
+        schema, role = newest_revision(), config.role
         replica = leases.register_replica(
-            connection,
-            host=host,
-            pid=pid,
-            version=VERSION,
-            role=config.role,
-            models=models,
-            revision=newest_revision(),
+            connection, host=host, pid=pid, version=VERSION, role=role, models=models, revision=schema
         )
         details = {"host": host, "pid": pid, "version": VERSION, "settings": changed_settings(config)}
         record_process(connection, "process.start", replica, details)

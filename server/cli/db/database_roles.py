@@ -55,7 +55,9 @@ def _create(config: Config, options: argparse.Namespace) -> None:
         if not TENANT.fullmatch(tenant):
             raise ConfigError(f"{tenant!r} is not a tenant's name.")
     passfile: Path | None = options.passfile
-    password = (None if passfile is None else _password_in(passfile, options.name)) or _new_password()
+    password = (None if passfile is None else _password_in(passfile, options.name)) or secrets.token_urlsafe(
+        24
+    )
     tenants = tuple(sorted(set(options.tenant)))
     user = DatabaseUser(options.name, options.user_role, tenants)
     with cli.opened_database(config, cli.print_status) as opened:
@@ -72,10 +74,6 @@ def _create(config: Config, options: argparse.Namespace) -> None:
     else:
         _write_passfile(passfile, user.name, password)
         cli.print_status(f"User {user.name} has the password in {passfile}.")
-
-
-def _new_password() -> str:
-    return secrets.token_urlsafe(24)
 
 
 def _password_in(passfile: Path, user: str) -> str | None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID
@@ -150,8 +151,9 @@ def show(console: ConsoleRequest) -> Answer:
         return console.redirect(f"/console/responses/{response_id(response)}")
     search, before = _read(console, arguments), _read_cursor(console.argument("before"))
     rows, message = _read_rows(console, search, before)
-    shown = rows[:PAGE_ROWS]
-    older = {**arguments, "before": _cursor_text(shown[-1])} if len(rows) > PAGE_ROWS else None
+    shown, older = rows[:PAGE_ROWS], None
+    if len(rows) > PAGE_ROWS:
+        older = urlencode({**arguments, "before": f"{shown[-1].created_at.isoformat()}/{shown[-1].id.hex}"})
     return console.page(
         "history_rows.html" if console.is_fragment else "history.html",
         503 if message else 200,
@@ -159,7 +161,7 @@ def show(console: ConsoleRequest) -> Answer:
         message=message,
         arguments=arguments,
         address=urlencode(arguments),
-        older=None if older is None else urlencode(older),
+        older=older,
         is_first=before is None,
         known={} if console.is_fragment else console.database.read(history.known_values),
         saved=_saved_views(console),
@@ -182,11 +184,8 @@ def _read_rows(
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
-        rows = console.database.read(
-            lambda connection: history.history_page(
-                connection, search, before, PAGE_ROWS + 1, contents=console.is_admin
-            )
-        )
+        read = partial(history.history_page, contents=console.is_admin)
+        rows = console.database.read(lambda connection: read(connection, search, before, PAGE_ROWS + 1))
     except TimeOver as error:
         return [], str(error)
     return rows, ""
@@ -209,10 +208,6 @@ def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilte
     if search.words and not console.is_admin:
         raise InvalidRequest("Searching for words needs a key that may read contents.", param="q")
     return search
-
-
-def _cursor_text(row: HistoryRow) -> str:
-    return f"{row.created_at.isoformat()}/{row.id.hex}"
 
 
 def _read_cursor(cursor: str) -> Cursor | None:

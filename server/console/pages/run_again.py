@@ -7,7 +7,6 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from server.caller import Caller
 from server.console.console_request import ConsoleRequest, pages
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
@@ -163,17 +162,14 @@ def run(console: ConsoleRequest) -> Answer:
 def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     """The id of the new response, which counts as the tenant's and as of the caller's key."""
     services = console.services
-    caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
+    caller = console.caller
+    if caller.tenant != tenant:
+        settings = services.database.read(lambda connection: tenants.settings_of(connection, tenant))
+        caller = replace(caller, tenant=tenant, settings=settings)
     input_images.SOURCE.set(services.model.image_source(tenant))
     params = decode(body, CreateResponse, endpoint="responses")
     (accepted,) = services.admission.admit(caller, [params])
     return accepted.id
-
-
-def _caller_for(connection: Connection, caller: Caller, tenant: str) -> Caller:
-    if caller.tenant == tenant:
-        return caller
-    return replace(caller, tenant=tenant, settings=tenants.settings_of(connection, tenant))
 
 
 def _read(console: ConsoleRequest) -> _Source:

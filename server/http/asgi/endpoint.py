@@ -124,10 +124,12 @@ class AuthenticatedEndpoint(Generic[C]):
                 await answer_unread(answer, scope, receive, send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
-        known = self._known_caller(request)
-        caller = await self._identify_caller(request) if known is None else known
+        known = caller = self._known_caller(request)
+        if caller is None:
+            caller = await self.context.identify_caller(request)
+            self.authorize(caller)
         share = self.context.share_of(caller)
-        with self._within_limit(share):
+        with self.context.requests.hold(share.tenant) if self.limited else nullcontext():
             try:
                 coding = read_content_encoding(request.headers.get("content-encoding", ""))
                 content = await body.read(share.tenant, self.max_body, self.body_seconds)
@@ -164,11 +166,6 @@ class AuthenticatedEndpoint(Generic[C]):
                 return caller
         return None
 
-    async def _identify_caller(self, request: Request) -> C:
-        caller = await self.context.identify_caller(request)
-        self.authorize(caller)
-        return caller
-
     def _handle(self, request: Request, caller: C, content: bytes) -> tuple[C, Answer]:
         return caller, self.handler(request, caller, content)
 
@@ -177,9 +174,6 @@ class AuthenticatedEndpoint(Generic[C]):
         caller = self.context.authenticate(request)
         self.authorize(caller)
         return self._handle(request, caller, content)
-
-    def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
-        return self.context.requests.hold(share.tenant) if self.limited else nullcontext()
 
 
 class PublicEndpoint:

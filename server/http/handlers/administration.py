@@ -16,7 +16,7 @@ from server.errors import Conflict, NotFound
 from server.http.handlers.responses import MAX_KEY_LENGTH, bounded_idempotency_key
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, text
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.http.services import ApiCall
 from server.maintenance.erasure import Outcome
 from server.protocol import ids
@@ -125,7 +125,7 @@ def delete_tenant(call: ApiCall) -> objects.DeletedTenant:
     refuses=(Conflict,),
 )
 def erase_tenant(call: ApiCall) -> objects.TenantErasure:
-    requested = decode(call.body, requests.Erase) if call.body else requests.Erase()
+    requested = read_optional(call.body, requests.Erase)
     subject = Subject(call.request.path_params["tenant"], requested.user, requested.keep_usage)
     lease = call.services.config.lease_seconds
     if requested.dry_run:
@@ -237,10 +237,7 @@ def update_key(call: ApiCall) -> objects.Key:
     refuses=(Conflict,),
 )
 def rotate_key(call: ApiCall) -> Response:
-    key_id, requested = (
-        _key_id(call),
-        decode(call.body, requests.RotateKey) if call.body else requests.RotateKey(),
-    )
+    key_id, requested = _key_id(call), read_optional(call.body, requests.RotateKey)
     with changing(call) as (connection, actor):
         overlap = timedelta(seconds=requested.overlap_seconds)
         created = keys.rotate_key(connection, actor, key_id, overlap)
@@ -255,10 +252,7 @@ def rotate_key(call: ApiCall) -> Response:
     needs_body=False,
 )
 def revoke_key(call: ApiCall) -> objects.RevokedKey:
-    key_id, requested = (
-        _key_id(call),
-        decode(call.body, requests.RevokeKey) if call.body else requests.RevokeKey(),
-    )
+    key_id, requested = _key_id(call), read_optional(call.body, requests.RevokeKey)
     with changing(call) as (connection, actor):
         ended = keys.revoke_key(connection, actor, key_id, end=requested.end)
     return objects.RevokedKey(id=key_id, unfinished_responses=ended)

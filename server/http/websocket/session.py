@@ -233,7 +233,9 @@ class SocketSession:
             raise
 
     def _begin(self, pending: PendingResponse) -> Answer:
-        services, message = self._services, _over_socket(pending.message)
+        # Without fields of HTTP, which do nothing here, as at OpenAI: each response is streamed.
+        of_http = {"stream": None, "stream_options": None, "background": None}
+        services, message = self._services, msgspec.structs.replace(pending.message, **of_http)
         apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
@@ -304,8 +306,3 @@ def _check_continued(message: CreateMessage, message_bytes: int, most: int) -> N
         )
     if message_bytes > most:
         raise BodyTooLarge(most)
-
-
-def _over_socket(message: CreateMessage) -> CreateMessage:
-    """The message without fields of HTTP, which do nothing here, as at OpenAI: each response is streamed."""
-    return msgspec.structs.replace(message, stream=None, stream_options=None, background=None)
