@@ -32,9 +32,8 @@ MOST_DAYS = 36500
 
 def add_commands(commands: cli.Subcommands) -> None:
     cli.add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
-    psql = cli.add_command(
-        commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
-    )
+    says = "open a SQL shell that only reads; takes psql's own arguments"
+    psql = cli.add_command(commands, "psql", says, run_psql)
     psql.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
     psql.set_defaults(takes_rest=True)
     purges = cli.add_command(commands, "purge", "remove what has expired, now", _purge)

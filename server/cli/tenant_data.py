@@ -60,9 +60,8 @@ def _erase(config: Config, options: argparse.Namespace) -> None:
                 return
             if not options.yes:
                 _confirm(subject)
-            outcome = erasure.erase(
-                database, cli.this_user(), subject, config.lease_seconds, float(options.seconds)
-            )
+            actor, seconds = cli.this_user(), float(options.seconds)
+            outcome = erasure.erase(database, actor, subject, config.lease_seconds, seconds)
             locked_out = subject.user is None and erasure.locked_out(database)
     except DatabaseError as error:
         raise ConfigError(

@@ -73,9 +73,8 @@ def _create(config: Config, options: argparse.Namespace) -> None:
 
 def _show_secret(what: str, made: webhooks.NewSecret) -> None:
     endpoint = webhook_endpoint_id(made.stored.id)
-    cli.print_status(
-        f"Endpoint {endpoint} of tenant {made.stored.tenant} {what}; its secret is shown this once:"
-    )
+    whose = f"Endpoint {endpoint} of tenant {made.stored.tenant}"
+    cli.print_status(f"{whose} {what}; its secret is shown this once:")
     cli.print_result(made.secret)
 
 

@@ -85,9 +85,8 @@ def key_id_of(subject: str) -> str:
 def _scopes(claim: object, scopes: Mapping[str, Scope]) -> frozenset[Scope]:
     """The scopes in a text of words or in a list of texts; none in anything else."""
     values = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
-    return frozenset(
-        scopes[value] for value in values[:MAX_SCOPE_VALUES] if isinstance(value, str) and value in scopes
-    )
+    texts = [value for value in values[:MAX_SCOPE_VALUES] if isinstance(value, str)]
+    return frozenset(scopes[value] for value in texts if value in scopes)
 
 
 MAX_TOKEN = 16 * 1024

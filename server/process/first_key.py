@@ -17,9 +17,8 @@ def require_key(config: Config, database: Database, *, patience: float = 0.0) ->
     """Raises ConfigError if no key is made within `patience` seconds and the settings need one, or for the
     issuer.
     """
-    processes = [
-        label for label, address in read_servers(config.tool_server).items() if address.startswith(COMMAND)
-    ]
+    servers = read_servers(config.tool_server)
+    processes = [label for label, address in servers.items() if address.startswith(COMMAND)]
     if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys
         with database.begin() as connection:
             stored_keys.require_key(connection)  # also by a later start without the issuer

@@ -84,9 +84,8 @@ class Shutdown:
         self._hand_over(keep_calls=False)
         for run in recorder.active_runs():
             if not run.facts.echo.background:
-                recorder.fail_run(
-                    run.facts.id, "The server was stopped while it was generating this response."
-                )
+                why = "The server was stopped while it was generating this response."
+                recorder.fail_run(run.facts.id, why)
         self._services.model.engine.close(drain=False)
         recorder.wait_idle(FINAL_COMMIT_SECONDS)
 

@@ -106,9 +106,8 @@ def process_facts(
 def limit_gauges(limits: Mapping[str, tuple[int, int]]) -> list[Gauge]:
     """Limits that are in use or full, by their names; those that nobody uses are left out."""
     gauges = [Gauge(name, used, total) for name, (used, total) in limits.items()]
-    return sorted(
-        (limit for limit in gauges if limit.used), key=lambda limit: -limit.used / max(1, limit.total)
-    )
+    used = [limit for limit in gauges if limit.used]
+    return sorted(used, key=lambda limit: -limit.used / max(1, limit.total))
 
 
 _STOPPING_SECONDS = 5.0
@@ -167,9 +166,8 @@ def drain(console: ConsoleRequest) -> Answer:
             param="confirm",
         )
     with console.database.begin() as connection:
-        console.actor.record(
-            connection, "process.drain", None, str(console.services.replica), {"name": typed}
-        )
+        replica = str(console.services.replica)
+        console.actor.record(connection, "process.drain", None, replica, {"name": typed})
     _stop(console.services)
     return console.redirect("/console/live")
 

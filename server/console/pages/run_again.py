@@ -48,7 +48,10 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
     repeated: dict[str, Any] = msgspec.json.decode(echo)
     source: dict[str, Any] = msgspec.json.decode(asked) if asked else repeated
     known = set(CreateResponse.__struct_fields__) - set(_OF_ITS_RUN)
-    parameters = {name: _without_nulls(value) for name, value in source.items() if name in known}
+    parameters = {name: value for name, value in source.items() if name in known}
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            parameters[name] = {key: element for key, element in value.items() if element is not None}
     for name in ("instructions", "tools"):
         parameters[name] = repeated.get(name)
     parameters["seed"] = seed
@@ -56,12 +59,6 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
     if "tools" not in parameters:
         parameters.pop("tool_choice", None)
     return StoredRequest(parameters, _notes(repeated, asked, kind), _obstacle(repeated, kind))
-
-
-def _without_nulls(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: element for name, element in value.items() if element is not None}
 
 
 def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:

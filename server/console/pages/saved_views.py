@@ -8,6 +8,7 @@ from server.console.console_request import MAX_FIELDS, ConsoleRequest, pages
 from server.console.pages.history import FIELDS
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
+from server.store.console.saved_views import ViewPage
 
 
 @pages("POST /saved_views")
@@ -21,10 +22,9 @@ def save(console: ConsoleRequest) -> Answer:
         content = history_query(console.form.get("content", ""))
     else:
         raise InvalidRequest("page is history or sql.", param="page")
+    kind: ViewPage = "sql" if page == "sql" else "history"
     with console.database.begin() as connection:
-        view = saved_views.save_view(
-            connection, console.actor, "sql" if page == "sql" else "history", name, content
-        )
+        view = saved_views.save_view(connection, console.actor, kind, name, content)
     if page == "sql":
         return console.redirect("/console/sql", view=str(view))
     return console.redirect(f"/console/history?{content}")

@@ -185,9 +185,7 @@ def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) ->
     shown_names = {name for name, _values in largest[:MAX_SERIES]}
     drawn = [(name, values) for name, values in series_by_name.items() if name in shown_names]
     if kind == "name":
-        return ResultChart(
-            kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn
-        )
+        return ResultChart(kind, [float(number) for number in index.values()], list(map(str, places)), drawn)
     return ResultChart(kind, [float(place) for place in places], [], drawn)
 
 

@@ -129,9 +129,8 @@ def chart(rows: Sequence[UsageRow], query: UsageFilter, measure: str) -> UsageCh
     lines = list(series.values())
     if any(rest):
         names, lines = [*names, "others"], [*lines, rest]
-    return UsageChart(
-        [day.isoformat() for day in days], names, [[float(value) for value in line] for line in lines]
-    )
+    values = [[float(value) for value in line] for line in lines]
+    return UsageChart([day.isoformat() for day in days], names, values)
 
 
 def _key(row: UsageRow) -> tuple[str | None, ...]:

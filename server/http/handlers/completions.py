@@ -115,9 +115,8 @@ def _raise_deleted() -> Answer:
 )
 def list_chats(call: ApiCall) -> Page[msgspec.Raw]:
     page = query.page_request(call.request, "asc")
-    filters = Filters(
-        model=query.text(call.request, "model"), metadata=query.metadata(call.request), completions=True
-    )
+    model, metadata = query.text(call.request, "model"), query.metadata(call.request)
+    filters = Filters(model=model, metadata=metadata, completions=True)
     return stored_chat.list_completions(
         call.database, call.caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
     )

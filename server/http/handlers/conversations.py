@@ -7,7 +7,7 @@ from msgspec import Raw
 from server.delivery.stored_responses import bad_cursor
 from server.errors import ConversationLocked, NotFound
 from server.http.operation import RouteTable
-from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request
+from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
 from server.http.services import ApiCall
 from server.protocol import conversations as objects
 from server.protocol import ids
@@ -47,7 +47,7 @@ def list_stored(call: ApiCall) -> Page[objects.Conversation]:
     refuses=(NotFound,),
 )
 def create(call: ApiCall) -> objects.Conversation:
-    params = decode(call.body, objects.CreateConversation) if call.body else objects.CreateConversation()
+    params = read_optional(call.body, objects.CreateConversation)
     call.services.admission.storage.check(call.caller)
     return conversations.create(call.database, call.caller.tenant, params, call.services.model.seal)
 

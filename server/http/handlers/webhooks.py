@@ -11,7 +11,7 @@ from server.administration.api_objects import delivery_object, endpoint_object, 
 from server.delivery.stored_responses import bad_cursor
 from server.http.handlers.administration import ADMIN, changing, secret_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, text
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.http.services import ApiCall, Handler
 from server.protocol import ids
 from server.protocol import webhooks as objects
@@ -110,7 +110,7 @@ def delete_webhook_endpoint(call: ApiCall) -> objects.DeletedEndpoint:
     needs_body=False,
 )
 def rotate_webhook_secret(call: ApiCall) -> Response:
-    requested = decode(call.body, objects.RotateSecret) if call.body else objects.RotateSecret()
+    requested = read_optional(call.body, objects.RotateSecret)
     overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
     with changing(call) as (connection, actor):
         stored = _find(connection, call, lock=True)
