@@ -145,8 +145,6 @@ class NonBlockingHandler(logging.Handler):
             message = f"{count} lines were dropped, because nobody read standard error"
             self._put(self.format(logging.makeLogRecord({**said, "msg": message})))
 
-    # --- the log thread ---
-
     def _write_for_ever(self) -> None:
         while True:
             if self._news.wait(_TICK_SECONDS):

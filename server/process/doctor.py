@@ -51,9 +51,6 @@ def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     yield from examine_database(config)
 
 
-# The engine
-
-
 def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     try:
         folder = model_folder(config)
@@ -145,9 +142,6 @@ def engine_advice(engine: "Diagnosis") -> Iterator[str]:
             "Models of this size are slow on a CPU: `--engine llama-server` with a GGUF file of few bits is "
             "faster."
         )
-
-
-# The database
 
 
 def examine_database(config: Config) -> Iterator[Finding]:

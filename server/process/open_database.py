@@ -71,9 +71,8 @@ class OpenDatabase:
 
     def connect(self, pool_size: int, *, strict: bool = True) -> Database:
         """Connections to it; the caller closes them."""
-        return Database(
-            self.url, pool_size=pool_size, strict=strict, pooled=self._pooled, direct_url=self._direct_url
-        )
+        pooled, direct = self._pooled, self._direct_url
+        return Database(self.url, pool_size=pool_size, strict=strict, pooled=pooled, direct_url=direct)
 
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.

@@ -118,16 +118,10 @@ class ServerProcess:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
     def _announce(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        for line in ready_lines(
-            self._services.model.name,
-            "http" if self._certificate is None else "https",
-            host,
-            port,
-            serves_api=self._config.serves_api,
-            needs_key=needs_key(self._config, self._database),
-            console=self._config.console == "on",
-        ):
+        config, name, (host, port) = self._config, self._services.model.name, listener.getsockname()[:2]
+        scheme, needed = "http" if self._certificate is None else "https", needs_key(config, self._database)
+        served = {"serves_api": config.serves_api, "console": config.console == "on"}
+        for line in ready_lines(name, scheme, host, port, needs_key=needed, **served):
             self._say(line)
 
 

@@ -99,9 +99,6 @@ def _print_sql(config: Config, start: str | None) -> int:
     return 0
 
 
-# Status
-
-
 def _status(config: Config, _options: argparse.Namespace) -> None:
     with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
         revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
@@ -139,9 +136,6 @@ def describe(
             f"transaction\t{transaction.pid or 'prepared'}\t{transaction.name} ({transaction.state}{age}):"
             " migrations of its tables wait for it"
         )
-
-
-# Downgrade
 
 
 def _downgrade(config: Config, options: argparse.Namespace) -> None:

@@ -177,9 +177,8 @@ def _read(console: ConsoleRequest) -> _Source:
 
     def read(connection: Connection) -> tuple[str, str | None, list[str] | None]:
         echo, asked = response_detail.read_request(connection, tenant, response)
-        items = response_detail.input_items(
-            connection, tenant, response, facts["conversation_id"], facts["created_at"]
-        )
+        place = (facts["conversation_id"], facts["created_at"])
+        items = response_detail.input_items(connection, tenant, response, *place)
         whole = items and with_image_urls(connection, tenant, items, max_bytes=most)
         return echo, asked, whole if whole is None or len(whole) == len(items or ()) else None
 

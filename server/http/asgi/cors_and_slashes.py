@@ -35,18 +35,15 @@ class CorsAndSlashes:
             await self._preflight(origin, headers, scope["state"]["request_id"])(scope, receive, send)
         else:
             exposed = {"access-control-expose-headers": _EXPOSED}
-            scope["state"]["cors_headers"] = {**self._allowed(origin), **exposed}
+            scope["state"]["cors_headers"] = self._allowed(origin) | exposed
             await self._app(scope, receive, send)
 
     def _preflight(self, origin: str, asked: Headers, request_id: str) -> Response:
         """The answer to a preflight request: every header is allowed. The key comes with the real request."""
-        headers = {
-            **self._allowed(origin),
-            "x-request-id": request_id,
-            "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": asked.get("access-control-request-headers", "*"),
-            "access-control-max-age": str(_MAX_AGE_S),
-        }
+        names = asked.get("access-control-request-headers", "*")
+        headers = {**self._allowed(origin), "x-request-id": request_id}
+        headers |= {"access-control-allow-methods": _METHODS, "access-control-allow-headers": names}
+        headers["access-control-max-age"] = str(_MAX_AGE_S)
         if "access-control-request-private-network" in asked:
             headers["access-control-allow-private-network"] = "true"
         return Response(status_code=204, headers=headers)

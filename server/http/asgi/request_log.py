@@ -129,12 +129,9 @@ def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span |
     if scope["path"].startswith(_PROBES):
         return None
     method = scope.get("method", "GET")
-    span = tracer.begin(
-        method,
-        kind="server",
-        parent=Headers(scope=scope).get("traceparent"),
-        attributes={"http.request.method": method, "holdfast.request_id": context.request_id},
-    )
+    attributes = {"http.request.method": method, "holdfast.request_id": context.request_id}
+    parent = Headers(scope=scope).get("traceparent")
+    span = tracer.begin(method, kind="server", parent=parent, attributes=attributes)
     if span is not None:
         context.trace_parent = span.trace_parent
     return span

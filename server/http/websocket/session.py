@@ -213,10 +213,8 @@ class SocketSession:
             lane = b'"stream_id":' + msgspec.json.encode(request.stream_id) + b","
         pending = PendingResponse(request, len(message), lane)
         if waiting >= MAX_QUEUED_MESSAGES:
-            error = TooManyRequests(
-                "Too many messages of this connection wait for their turn.", limit="messages of a WebSocket"
-            )
-            return self.explain(error, pending)
+            why = "Too many messages of this connection wait for their turn."
+            return self.explain(TooManyRequests(why, limit="messages of a WebSocket"), pending)
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:

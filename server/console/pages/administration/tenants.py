@@ -133,9 +133,8 @@ def create_endpoint(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, CreateEndpoint)
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.database.begin() as connection:
-        made = webhooks.create_endpoint(
-            connection, console.actor, seal, allowed, tenant_of(console), requested
-        )
+        tenant = tenant_of(console)
+        made = webhooks.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
     return _secret_page(console, made)
 
 
