@@ -126,9 +126,10 @@ class ConsoleRequest:
     def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
         """The rows, names of columns first, as a file; `numbers` says which columns have numbers as texts."""
         text = io.StringIO()
+        writer = csv.writer(text)
         for row in rows:
             cells = zip_longest(row, numbers, fillvalue=False)
-            csv.writer(text).writerow([value if number else csv_value(value) for value, number in cells])
+            writer.writerow([value if number else csv_value(value) for value, number in cells])
         disposition = {"content-disposition": f'attachment; filename="{filename}"'}
         headers = headers_of(self.request) | disposition
         return Response(text.getvalue(), 200, headers, "text/csv; charset=utf-8")

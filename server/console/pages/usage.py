@@ -129,8 +129,8 @@ def chart(rows: Sequence[UsageRow], query: UsageFilter, measure: str) -> UsageCh
     lines = list(series.values())
     if any(rest):
         names, lines = [*names, "others"], [*lines, rest]
-    values = [[float(value) for value in line] for line in lines]
-    return UsageChart([day.isoformat() for day in days], names, values)
+    charted = [[float(value) for value in line] for line in lines]
+    return UsageChart([day.isoformat() for day in days], names, charted)
 
 
 def _key(row: UsageRow) -> tuple[str | None, ...]:

@@ -124,9 +124,9 @@ class AuthenticatedEndpoint(Generic[C]):
                 await answer_unread(answer, scope, receive, send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
-        known = caller = self._known_caller(request)
-        if caller is None:
-            caller = await self.context.identify_caller(request)
+        known = self._known_caller(request)
+        caller = await self.context.identify_caller(request) if known is None else known
+        if known is None:
             self.authorize(caller)
         share = self.context.share_of(caller)
         with self.context.requests.hold(share.tenant) if self.limited else nullcontext():
