@@ -72,12 +72,13 @@ class RouteTable(list[Operation[Handler]]):
         self._group, self._prefix, self._common = group, prefix, common
 
     def __call__(
-        self, route: str, says: str, gives: Any, *, operation_id: str = "", **more: Any
+        self, route: str, says: str, gives: Any, *, name: str = "", operation_id: str = "", **more: Any
     ) -> Callable[[Handler], Handler]:
+        """Adds the decorated handler at a method and a path, by `name` if not by its own."""
         method, _, path = route.partition(" ")
 
         def add(handler: Handler) -> Handler:
-            identifier = operation_id or f"{self._group}.{handler.__name__}"
+            identifier = operation_id or f"{self._group}.{name or handler.__name__}"
             fields = {**self._common, **more, "operation_id": identifier}
             self.append(Operation(f"{method} {self._prefix}{path}", handler, says, gives, **fields))
             return handler

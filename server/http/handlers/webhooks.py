@@ -35,11 +35,8 @@ def _both(route: str, says: str, gives: Any, **more: Any) -> Callable[[Handler],
     """Adds a handler to both APIs, under the same name."""
 
     def add(handler: Handler) -> Handler:
-        for group, table in (("webhooks", tenant_routes), ("administration", admin_routes)):
-            name = more.get("name", handler.__name__)
-            fields = {field: value for field, value in more.items() if field != "name"}
-            table(route, says, gives, operation_id=f"{group}.{name}", **fields)(handler)
-        return handler
+        tenant_routes(route, says, gives, **more)(handler)
+        return admin_routes(route, says, gives, **more)(handler)
 
     return add
 
