@@ -41,9 +41,7 @@ def make_key(key_id: str | None = None) -> NewKey:
 def create_key(
     connection: Connection, actor: Actor, request: CreateKey, idempotency_key: str | None = None
 ) -> CreatedKey:
-    """A new key. Raises InvalidRequest; Conflict if this idempotency key has made one, whose text is not
-    repeated.
-    """
+    """A new key. Raises InvalidRequest; Conflict if this idempotency key has made one already."""
     properties = with_request(KeyProperties(), request)
     _check_expiry(connection, properties)
     key_id = None

@@ -130,9 +130,7 @@ class SigningKeys:
         """The fetch under way."""
 
     def find(self, kid: str | None, algorithm: str) -> SigningKey:
-        """Raises NotReady during a fetch, NotAuthenticated for an unknown key, Overloaded if the issuer is
-        silent.
-        """
+        """Raises NotReady during a fetch, NotAuthenticated for no such key, Overloaded if none is known."""
         with self._lock:
             now = self._clock()
             age = math.inf if self._fetched_at is None else now - self._fetched_at

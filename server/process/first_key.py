@@ -14,9 +14,7 @@ _PAUSE_S = 0.2
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
-    """Raises ConfigError if no key is made within `patience` seconds and the settings need one, or for the
-    issuer.
-    """
+    """Raises ConfigError if the settings need a key and none is made within `patience` seconds."""
     servers = read_servers(config.tool_server)
     processes = [label for label, address in servers.items() if address.startswith(COMMAND)]
     if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys

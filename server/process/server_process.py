@@ -128,9 +128,7 @@ class ServerProcess:
 def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
-    """The lines of a server that listens, with a first request to copy, whose key is in OpenAI's variable.
-    Pure.
-    """
+    """The lines of a server that listens, with a first request to copy, by OpenAI's variable. Pure."""
     asked = ANY_ADDRESS.get(host, host)
     base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
     where = f"{base}/v1" if asked == host else f"{base}/v1 and every other address of this machine"

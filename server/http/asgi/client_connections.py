@@ -23,9 +23,7 @@ _READ_AT_ONCE = 64
 
 
 class Arrivals:
-    """Watches arrivals on a selector of its own, at a third of asyncio's cost, some of them in a turn of the
-    loop.
-    """
+    """Watches arrivals on a selector of its own, at a third of asyncio's cost, some in a turn of the loop."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

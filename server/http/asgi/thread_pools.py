@@ -70,9 +70,7 @@ class Threads:
         _in_use.add(self)
 
     def call(self, function: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """The function's result; it runs also if nobody waits for it. Raises Overloaded where there is no
-        thread.
-        """
+        """The function's result; it runs also if nobody waits. Raises Overloaded where there is no thread."""
         loop, context = asyncio.get_running_loop(), copy_context()
         future: asyncio.Future[T] = loop.create_future()
 

@@ -218,8 +218,8 @@ class SocketSession:
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """The stream of a new response. Raises ApiError or DecodeFailure, dropping what it continues; or
-        NotReady.
+        """The stream of a new response. Raises NotReady; ApiError or DecodeFailure, dropping what it
+        continues.
         """
         try:
             return self._begin(pending)
