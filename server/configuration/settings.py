@@ -1,6 +1,4 @@
-"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()`, of which docs are
-made.
-"""
+"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents."""
 
 import base64
 import re

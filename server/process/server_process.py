@@ -1,5 +1,6 @@
-"""The threads of a server process: started and stopped in order. Hypercorn runs in it: a kill leaves no
-orphan.
+"""The threads of a server process, started and stopped in order.
+
+Hypercorn runs in this process: a kill leaves no orphan.
 """
 
 import asyncio

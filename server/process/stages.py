@@ -1,6 +1,4 @@
-"""The parts of a server process, made in stages, each of the one before: Stored to Operated. Nothing is
-started.
-"""
+"""The parts of a server process, made in stages, each of the one before; nothing is started here."""
 
 import asyncio
 import logging

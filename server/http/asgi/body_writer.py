@@ -24,7 +24,7 @@ class BodyWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the body has begun and the kernel has taken all of it; if not, ASGI waits for the client."""
+        """Whether the body has begun and the kernel has taken all of it; else ASGI waits for the client."""
         transport = self._transport
         is_free = not transport.is_closing() and not transport.get_write_buffer_size()
         return is_free and self._connection.our_state is h11.SEND_BODY
