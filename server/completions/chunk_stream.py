@@ -1,14 +1,11 @@
 """Streams of chat and legacy completions: the responses' event frames, one a choice, become chunks. Pure.
-
-Frames are rendered once, when their events are committed, and shared by all readers of a response. So a chunk
-stream decodes them: `ChunkStream` reads the events that make chunks as typed values and skips the others
-undecoded. A `ChunkFormat` makes the chunks of an event.
+Frames are rendered once and shared by all readers, so `ChunkStream` decodes those that make chunks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -140,6 +137,7 @@ class StreamedChoice:
 class ChunkFormat(ABC):
     """The fields that all chunks of a completion share, and the options that shape them."""
 
+    chunk_type: ClassVar[Callable[..., msgspec.Struct]]
     id: str
     created: int
     model: str
@@ -159,9 +157,16 @@ class ChunkFormat(ABC):
     def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterable[msgspec.Struct]:
         """The chunks that the event makes."""
 
-    @abstractmethod
-    def chunk(self, parts: list[Any], usage: CompletionUsage | None) -> msgspec.Struct:
+    def chunk(self, parts: list[Any], usage: CompletionUsage | None, **more: Any) -> msgspec.Struct:
         """The chunk of these parts of choices. `usage` is left out unless the request has `include_usage`."""
+        return self.chunk_type(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage if self.include_usage else UNSET,
+            **more,
+        )
 
     @abstractmethod
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from engine.vocabulary import Vocabulary
 from server.completions.chunk_stream import (
@@ -80,7 +80,9 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    if _count_prompts(request.prompt) * generated_per_prompt(request) > MAX_TEXTS:
+    of_tokens = not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)
+    count = 1 if isinstance(request.prompt, str) or of_tokens else len(request.prompt)
+    if count * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
     return [
         _read_prompt(one, path, request, served, tenant, vocabulary)
@@ -91,11 +93,6 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
 def generated_per_prompt(request: TextRequest) -> int:
     """Answers generated for each prompt: best_of or n. The n likeliest of them are returned."""
     return max(request.best_of or 1, request.n or 1)
-
-
-def _count_prompts(prompt: str | list[Any]) -> int:
-    """The number of prompts, without looking at each."""
-    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
 def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]:
@@ -202,6 +199,7 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 class LegacyFormat(ChunkFormat):
     """The fields that all choices and chunks of a legacy completion share."""
 
+    chunk_type = TextCompletion
     prompts: Sequence[str]
     first_tokens: Sequence[str]
     """The text of each prompt's first token."""
@@ -221,7 +219,7 @@ class LegacyFormat(ChunkFormat):
         """The prompt that the choice's text begins with, if the request has `echo`."""
         return self.prompts[index // self.per_prompt] if self.echo else ""
 
-    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[TextCompletion]:
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[msgspec.Struct]:
         logprobs: Sequence[Logprob] = ()
         final = None
         match event:
@@ -246,15 +244,6 @@ class LegacyFormat(ChunkFormat):
         )
         choice.length += len(text)
         yield self.chunk([part], choice.usage if self.continuous_usage else None)
-
-    def chunk(self, parts: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
-        return TextCompletion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=parts,
-            usage=usage if self.include_usage else UNSET,
-        )
 
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
         return total_usage(self.by_prompt(finals), with_reasoning=False)
@@ -286,12 +275,12 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
     )
 
 
-def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> TextCompletion:
+def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> msgspec.Struct:
     """The completion of these final responses, which are ordered by prompt."""
     groups = shape.by_prompt(finals)
     choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]
-    return replace(shape.chunk(parts, None), usage=shape.usage(finals))
+    return replace(shape, include_usage=True).chunk(parts, shape.usage(finals))
 
 
 def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:

@@ -1,7 +1,5 @@
-"""Stored chat completions: retrieve, list, update and delete, through the responses that are their choices.
-
-A completion exists once all of its choices have ended as answers. Deleting one choice through /v1/responses
-removes it from its completion.
+"""Stored chat completions: retrieve, list, update, delete. One exists once all of its choices, which are
+responses, have ended as answers.
 """
 
 import logging
@@ -80,10 +78,7 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 def list_completions(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of completions. Raises InvalidRequest for a bad cursor.
-
-    A completion that cannot be decoded is logged and left out.
-    """
+    """A page without undecodable completions, which are logged. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None

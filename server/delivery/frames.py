@@ -26,11 +26,8 @@ class FramePage:
 
 
 class OpenResponsesNames:
-    """Renames events as in the Open Responses specification.
-
-    Its names are OpenAI's except for two: `response.reasoning_text.delta` and `.done` are
-    `response.reasoning.delta` and `.done`. The `id:` line is left out, as the specification has it. Nothing
-    else of a frame changes.
+    """Renames `response.reasoning_text.` events to the Open Responses specification's `response.reasoning.`,
+    and leaves out `id:` lines as it does. Nothing else of a frame changes.
     """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:

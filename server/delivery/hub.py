@@ -1,13 +1,11 @@
 """Live streams: the hub's channels of committed frames, the readers that wait on them, responses without any.
-
 Frames come from the recorder if the response runs here, else from the follower. A channel keeps the tail of
-its response's frames, and a reader only a position. A reader that falls behind the tail continues from the
-store, so a slow client costs no memory. Channels change on the event loop only; other threads use
-`call_soon_threadsafe`, once per commit and not once per event.
+its response's frames, and a reader only a position: behind the tail it continues from the store, so a slow
+client costs no memory. Channels change on the event loop only; others use `call_soon_threadsafe`, once per
+commit.
 
-`Abandonment` cancels foreground responses that lost their last reader, unless another replica has readers of
-them. With each heartbeat a replica publishes which responses it reads that run elsewhere. So before a
-response is cancelled, this waits for as long as such a heartbeat may take, and looks it up.
+`Abandonment` cancels foreground responses that lost their last reader. Replicas publish with each heartbeat
+what they read elsewhere, so it first waits for as long as one takes, and looks that up.
 """
 
 import asyncio
@@ -32,8 +30,7 @@ FIRST_READER_SECONDS = 5.0
 
 
 GRACE_SECONDS = 2.5
-"""Readers on other replicas are published with their heartbeat, once a second; after this time at least two
-heartbeats have arrived."""
+"""Replicas publish their readers each second: after this time two heartbeats have arrived."""
 
 
 class Published(NamedTuple):
@@ -50,10 +47,7 @@ class Published(NamedTuple):
 
 
 class Channel:
-    """The frames of one running response, and the readers that wait for more.
-
-    Recorder and follower may both add the same frames; each is kept once, by its sequence number.
-    """
+    """The frames of one running response, each kept once though recorder and follower may both add it."""
 
     def __init__(
         self,
@@ -62,9 +56,8 @@ class Channel:
         start: int | None = None,
         on_join: Callable[[], None] | None = None,
     ) -> None:
-        """`start` is the sequence number of the first frame; None if the first `add` determines it.
-
-        `on_join` is called when a reader joins.
+        """`start`: the number of the first frame, or None if the first `add` says it. `on_join`: called for
+        each reader.
         """
         self.final: bytes | None = None
         self.gone = False
@@ -127,8 +120,8 @@ class Channel:
             self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
-        once if the response is not stored, because then no reader can come back.
+        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds, or at
+        once if the response is not stored, to which no reader can come back.
         """
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
@@ -150,9 +143,7 @@ class Channel:
             self.next_seq = position
 
     def add(self, published: Published) -> None:
-        """Adds frames that are new. After a gap, which only the store can fill, and after a fork, the tail
-        starts over.
-        """
+        """Adds new frames. After a fork, and a gap, which only the store can fill, the tail starts over."""
         if self.ended:
             return
         forked = self._is_forked_by(published)
@@ -171,9 +162,7 @@ class Channel:
             waker.set()
 
     def _is_forked_by(self, published: Published) -> bool:
-        """Whether a frame that is here differs from the one with its number, or the response has ended with
-        fewer events: the database has lost some.
-        """
+        """Whether the database has lost events: a frame is another one, or the end comes earlier."""
         if self.next_seq is None or (overlap := self.next_seq - published.first) <= 0 or published.gone:
             return False
         if published.final is not None and len(published.frames) < overlap:
@@ -186,10 +175,8 @@ class Channel:
 
 
 class Hub:
-    """The channels of this process, at most one for each response.
-
-    A channel that was opened for a run is kept until its response ends. Any other is kept by those who have
-    it from `watch`, also before they join.
+    """The channels of this process. One that was opened is kept until its response ends, any other by those
+    who have it from `watch`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -210,10 +197,8 @@ class Hub:
         on_abandoned: Callable[[], None],
         first_frames: Sequence[bytes] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, with its first frames.
-
-        Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
-        use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
+        """The channel of a foreground response that is about to run here, which is cancelled without readers.
+        A channel that was watched before is reused. Any thread, before the next `publish`.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -228,9 +213,8 @@ class Hub:
         return channel
 
     def prepare(self, response_id: UUID) -> None:
-        """Makes the channel of an unstored response, before another request can learn its id. Any thread.
-
-        `open` or `discard` follows.
+        """Makes an unstored response's channel before its id is known; `open` or `discard` follows. Any
+        thread.
         """
         with self._lock:
             self._channels[response_id] = self._opened[response_id] = Channel(stored=False, start=0)
@@ -241,11 +225,9 @@ class Hub:
             self.publish([Published(response_id, 0, (), None, gone=True)])
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
-        """The channel of a stored response of this tenant, wherever it runs. Any thread.
-
-        `ends_unread`: the response is cancelled when it has no readers. Readers of a new channel read from
-        the store until `begin_at` or the first `publish`. Watch a new response before others can claim it:
-        frames that they publish earlier reach no reader here.
+        """The channel of a stored response of this tenant, wherever it runs, and if `ends_unread` until it
+        has no readers. They read from the store until `begin_at` or the first `publish`. Watch a new response
+        before others can claim it, or earlier frames reach no reader here. Any thread.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -257,19 +239,12 @@ class Hub:
             return channel
 
     def begin_at(self, channel: Channel, position: int) -> None:
-        """Declares that the readers of a watched channel have all frames before `position`. Any thread.
-
-        `position` must come from a read of the store after `watch`: frames committed between a read and a
-        later `watch` would be in neither.
-        """
+        """Declares that readers have all frames before `position`, read after `watch`. Any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 
     def release(self, tenant: str, response_id: UUID) -> None:
-        """Turns the channel of a run that leaves this replica into a watched one, which the follower feeds.
-
-        Any thread.
-        """
+        """Turns the channel of a run that leaves this replica into a watched one. Any thread."""
         with self._lock:
             channel = self._opened.pop(response_id, None)
             if channel is None or channel.ended:

@@ -12,7 +12,7 @@ import msgspec
 from server.delivery.frames import FramePage
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
-from server.errors import ApiError, EventNotStored, InvalidRequest, StreamForked
+from server.errors import EventNotStored, InvalidRequest, StreamForked
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
@@ -23,7 +23,7 @@ from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
 from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
-from server.store.content.stored_items import INPUT_LIST, PayloadPage
+from server.store.content.stored_items import INPUT_LIST, ItemList, PayloadPage
 from server.store.database import Connection, Database
 from server.store.log_read import CompactedStream, LoggedEvent
 
@@ -101,10 +101,8 @@ whose end a database has lost ends once more."""
 
 @dataclass(eq=False, slots=True)
 class StreamReader:
-    """A response's stored stream, read by one client a page at a time.
-
-    Once the response has ended, this keeps the whole compacted stream, a fraction of its frames, and makes
-    no more queries. So a stream that a client has begun to read stays complete during a purge.
+    """A response's stored stream, read by one client a page at a time. After the end this keeps the whole
+    compacted stream, so it stays complete during a purge.
     """
 
     database: Database
@@ -126,31 +124,22 @@ class StreamReader:
         return self.database.read(lambda connection: self._find(connection, first))
 
     def resume(self, last: EventId | None, param: str) -> FramePage | None:
-        """The page after that event, or the first one without one; None if the tenant has no such response.
-
-        Raises StreamForked or EventNotStored about `param`.
+        """The page after that event, or the first; None without the response. Raises StreamForked or
+        EventNotStored.
         """
         page = self.find(0 if last is None else last.number + 1)
         if page is None or last is None:
             return page
         stored = None if page.before is None else frame_id(page.before)
-        if stored is None:
-            raise self._not_stored(last, page, param)
-        if not stored.may_be(last):
+        if stored is None and not page.frames:
+            raise EventNotStored(last.number, self._end - 1, param)
+        if stored is None or not stored.may_be(last):  # before stored events others were stored
             raise StreamForked(last.number, param)
         return page
 
-    def _not_stored(self, last: EventId, page: FramePage, param: str) -> ApiError:
-        """An event after which others are stored was stored itself."""
-        if page.frames:
-            return StreamForked(last.number, param)
-        return EventNotStored(last.number, self._end - 1, param)
-
     def read(self, first: int, last: bytes | None = None) -> FramePage:
-        """A page of the committed frames from that sequence number on, for a client that has `last`.
-
-        Without frames and ended, if the response was deleted. Raises StreamForked if the event before them is
-        another one than the client has.
+        """A page of the committed frames from that number on, for a client that has `last`; empty and ended
+        if the response was deleted. Raises StreamForked if `last` is not the event before them.
         """
         if self._stream is None:
             page = self.find(first)
@@ -210,10 +199,8 @@ class StreamReader:
 
 
 def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> Published:
-    """The frames that the readers of a response lack, and if it has ended the final response.
-
-    With the frame before them, by which its channel notices a fork. At most the last TAIL_FRAMES: a reader
-    that lacks more reads the store.
+    """The frames that the readers of a response lack, at most the last TAIL_FRAMES, with the one before,
+    which tells of a fork; and the final response once it has ended.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
@@ -233,10 +220,7 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
 def list_responses(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of a tenant's responses. Raises InvalidRequest for a bad cursor.
-
-    A response that cannot be decoded is logged and left out, so that the others can be listed.
-    """
+    """A page of responses; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None
@@ -292,30 +276,16 @@ def list_input_items(
     newest_first: bool,
     image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
-    """A page of a response's own input items; None without such a response. Raises InvalidRequest for a bad
-    cursor.
-
-    Without `image_urls`, the URLs of pictures are null. Items that came through `previous_response_id` are
-    listed with the responses that they belong to.
+    """A page of a response's own input items; None without the response. Without `image_urls`, URLs of
+    pictures are null. Raises InvalidRequest for a bad cursor.
     """
 
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
-        cursor = None
-        if after is not None:
-            cursor = stored_items.item_position(connection, INPUT_LIST, tenant, response, after)
-            if cursor is None:
-                raise bad_cursor(after, "an input item of this response")
-        page = stored_items.item_page(
-            connection,
-            INPUT_LIST,
-            tenant,
-            response,
-            cursor,
-            limit,
-            newest_first=newest_first,
-            most_bytes=MAX_BYTES,
+        kind = "an input item of this response"
+        page = item_page(
+            connection, INPUT_LIST, tenant, response, after, limit, kind, newest_first=newest_first
         )
         if image_urls:
             return page_with_image_urls(connection, tenant, page)
@@ -325,6 +295,28 @@ def list_input_items(
     if page is None:
         return None
     return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+
+
+def item_page(
+    connection: Connection,
+    item_list: ItemList,
+    tenant: str,
+    owner: UUID,
+    after: str | None,
+    limit: int,
+    kind: str,
+    *,
+    newest_first: bool,
+) -> PayloadPage:
+    """A page of a list of items as stored. Raises InvalidRequest where `after` is no id of this `kind`."""
+    cursor = None
+    if after is not None:
+        cursor = stored_items.item_position(connection, item_list, tenant, owner, after)
+        if cursor is None:
+            raise bad_cursor(after, kind)
+    return stored_items.item_page(
+        connection, item_list, tenant, owner, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+    )
 
 
 def bad_cursor(after: str, kind: str) -> InvalidRequest:

@@ -38,7 +38,6 @@ class ListedServer:
     approval_required: frozenset[str] = frozenset()
     """The names of tools whose calls need an approval."""
     call_type: CallType = "mcp"
-    """The item type of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class HostedTools:
         object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
 
     def needs_approval(self, label: str, name: str) -> bool:
-        """Whether the call needs an approval."""
         return name in self.by_label[label].approval_required
 
     def offers(self, call: McpCall) -> bool:
@@ -115,7 +113,6 @@ class PendingToolWork:
     turn: int
     """The number of the turn that has ended; the first is 0."""
     output_tokens: int
-    """Output tokens of the response so far."""
 
 
 def hosted_tools_of(
@@ -125,10 +122,7 @@ def hosted_tools_of(
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     server_limit: int | None = None,
 ) -> HostedTools:
-    """The hosted tools of a request after discovery, with the calls that its items approve.
-
-    `server_limit` is the server's own limit of calls.
-    """
+    """The hosted tools of a request after discovery; `server_limit` is the server's own limit of calls."""
     servers = [
         ListedServer(
             tool.server_label,

@@ -1,7 +1,6 @@
 """Decodes the tokens of one engine request to deltas: parser, stop strings, log probabilities, stop_reason.
-
-Pure. A stop string ends the output where the parser's answer text has it, never in reasoning, calls, markup,
-which the engine cannot tell from text. Log probabilities wait for the text that their tokens begin in.
+Pure. A stop string ends the output in the answer's text alone, which the engine cannot tell from reasoning,
+calls and markup. Log probabilities wait for the text that their tokens begin in.
 """
 
 from collections import deque
@@ -18,13 +17,13 @@ from server.generation.offered_tools import HostedTools
 from server.generation.stop_strings import StopStrings
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.model_format import (
-    CallDelta,
     CallEnd,
     Delta,
     MessageStart,
     OutputParser,
     ReasoningDelta,
     TextDelta,
+    merge_deltas,
 )
 from server.protocol.ids import token_id_name
 from server.protocol.responses.events import Event, Kind, delta_of
@@ -77,7 +76,6 @@ class DecodingSpec:
     summarizes_reasoning: bool = False
     """The reasoning is repeated as its own summary."""
     hosted: HostedTools = HostedTools()
-    """The tools that the server runs."""
     compaction: CompactionSpec | None = None
 
 
@@ -111,7 +109,6 @@ class OutputDecoder:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the output."""
         return self._stops.match
 
     def restore_logprobs(self, events: Iterable[Event]) -> None:
@@ -120,9 +117,8 @@ class OutputDecoder:
             self._logprobs.restore(events)
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
-        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string.
-
-        With stop strings tokens are parsed one by one, so that the one that ends the output is known.
+        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string. With
+        stop strings tokens are parsed one by one, so that the one that ends the output is known.
         """
         if not self._stops:
             return self._feed(token_ids, logprobs)
@@ -135,7 +131,6 @@ class OutputDecoder:
         return _merged(decoded)
 
     def close(self) -> Decoded:
-        """The last deltas; none after a stop string."""
         if self.stop_string is not None:
             return []
         decoded = [each for delta in self._parser.close() for each in self._decode(delta)]
@@ -189,16 +184,15 @@ def _starts_of(logprobs: Sequence[Logprob], text: str) -> list[int]:
 
 
 def _merged(decoded: Decoded) -> Decoded:
-    """The deltas, with each run of text, reasoning or call deltas merged into one."""
+    """The deltas merged as by `merge_deltas`, each with the log probabilities of those that it is made of."""
+    if len(decoded) < 2:
+        return decoded
     merged: Decoded = []
-    for kind, group in groupby(decoded, lambda each: type(each[0])):
+    for _, group in groupby(decoded, lambda each: type(each[0])):
         run = list(group)
-        texts = [d.text for d, _ in run if isinstance(d, TextDelta | ReasoningDelta | CallDelta)]
-        if len(run) < 2 or not texts:
-            merged += run
-            continue
-        assert kind is TextDelta or kind is ReasoningDelta or kind is CallDelta
-        merged.append((kind("".join(texts)), [logprob for _, logprobs in run for logprob in logprobs]))
+        deltas = merge_deltas([delta for delta, _ in run])
+        logprobs = [logprob for _, some in run for logprob in some]
+        merged += run if len(deltas) == len(run) else [(deltas[0], logprobs)]
     return merged
 
 
@@ -249,7 +243,7 @@ class PendingLogprobs:
 
 
 class FinishDetails:
-    """Log probabilities of one engine request, by output position."""
+    """What the final response says of one engine request: `stop_reason` and `cumulative_logprob`."""
 
     def __init__(self, decoding: DecodingSpec) -> None:
         self.stop_reason: str | int | UnsetType | None = None if decoding.reports_stop_reason else UNSET

@@ -1,7 +1,5 @@
-"""One attempt by one replica to generate a response: engine messages in, events out (sans-IO).
-
-Time comes from the caller. The same tokens always give the same events, so after a crash another replica
-rebuilds the state by feeding the logged tokens to a fresh run.
+"""One attempt by one replica to generate a response: engine messages in, events out (sans-IO). The same
+tokens always give the same events, so a crashed run is rebuilt by feeding the logged tokens to a fresh one.
 """
 
 from collections.abc import Sequence
@@ -88,7 +86,6 @@ class Run:
 
     @property
     def next_seq(self) -> int:
-        """The sequence number of the next event."""
         return self._emitter.numbers.next_seq
 
     @property
@@ -125,9 +122,8 @@ class Run:
     def feed_logged_tokens(
         self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
     ) -> list[Event]:
-        """The events that a turn's logged tokens give now; `events` are those that they gave then.
-
-        Their deltas may be cut differently from the logged ones; their text is the same.
+        """The events of a turn's logged tokens, whose deltas may be cut otherwise than in `events`, the
+        log's.
         """
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
@@ -180,9 +176,8 @@ class Run:
         at: datetime,
         times: RequestTimes = NOT_MEASURED,
     ) -> list[Event]:
-        """The events that follow the end of the engine request: the turn's last ones, or the response's.
-
-        After a stop string the response is complete, however the engine request ended.
+        """The turn's or response's last events, after the engine request has ended. After a stop string the
+        response is complete, however that ended.
         """
         self._add_times(times)
         stopped = self.has_stopped
@@ -215,7 +210,6 @@ class Run:
         return events
 
     def _end_turn(self, usage: TokenUsage) -> list[Event]:
-        """The turn ended with calls that the server makes."""
         self._add_usage(usage)
         events = self._emitter.close_turn()
         self._await_tools()
@@ -248,12 +242,11 @@ class Run:
 
     @property
     def has_pending_calls(self) -> bool:
-        """Some of the server's calls have no result yet."""
         return bool(self._emitter.tool_calls.pending_calls)
 
     def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
-        """The events of a call's result. After the last result the next turn is due, or the response ends:
-        a call that the client must make or approve ends it.
+        """The events of a call's result. After the last one the next turn is due, or the response ends, if a
+        call is left for the client to make or approve.
         """
         if index not in self._emitter.tool_calls.pending_calls:
             return []
@@ -284,10 +277,8 @@ class Run:
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: TokenUsage) -> None:
-        """Adds a turn. Its resumed tokens, from earlier attempts, count as output and not as prompt.
-
-        The part of the prompt beyond the previous turn's input and output is tool output, unless the previous
-        turn wrote a compaction's summary.
+        """Adds a turn. Tokens of earlier attempts count as output and not as prompt; the prompt beyond the
+        previous turn's tokens is tool output, unless that turn wrote a compaction's summary.
         """
         prompt, tools = usage.prompt - self._resumed_tokens, 0
         first_is_summary = self._compaction is not None and self._compaction.by_model
@@ -319,9 +310,8 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response, with the output up to now.
-
-        Pass `readable=False` after the parser has raised: the text that it held back is lost.
+        """The last events of a failed response. `readable=False` after the parser has raised: the text that
+        it held back is lost.
         """
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)

@@ -9,7 +9,6 @@ class StopStrings:
     def __init__(self, texts: Sequence[str], *, include: bool) -> None:
         """`include`: the stop string itself belongs to the output."""
         self.match: str | None = None
-        """The stop string that has ended the text."""
         self.held = ""
         """The end of the text, which `feed` has not returned yet."""
         self._texts = texts
@@ -19,10 +18,8 @@ class StopStrings:
         return bool(self._texts)
 
     def feed(self, text: str, *, ends: bool = True) -> str:
-        """The text that can be streamed; after a match there is no more.
-
-        Of several stop strings the one that is complete first counts, then the longest, so the result does
-        not depend on how the text was cut. If not `ends`, those that are complete by now are text.
+        """The text that can be streamed; none after a match. Of several stop strings the one complete first
+        counts, then the longest, however the text was cut. If not `ends`, they are text.
         """
         seen = len(self.held)
         whole = self.held + text

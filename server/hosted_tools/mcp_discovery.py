@@ -1,7 +1,5 @@
-"""MCP tool discovery: the servers that a request names are validated and listed before the response exists.
-
-Their tools become a part of the stored request, so that a recovered run offers the same ones. A list that the
-conversation already has is not sent again, as with OpenAI.
+"""MCP tool discovery: a request's servers are validated and listed before the response exists. Their tools
+become part of the stored request, so that a recovered run offers the same ones.
 """
 
 import re
@@ -73,10 +71,8 @@ def discover_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
 ) -> tuple[CreateResponse, list[Tool], dict[str, McpCredentials]]:
     """The request with the servers' tools in it, its tools parsed, and the credentials, which leave it.
-
-    Raises InvalidRequest or DecodeFailure, also for an approved call of a tool that is not offered;
-    ToolServerDown for one of OpenAI's built-in tools; and NotReady while a server is listing its tools. The
-    error of an MCP server that cannot list its tools becomes an item of the stream.
+    Raises InvalidRequest or DecodeFailure, ToolServerDown for a built-in tool, NotReady while a server lists
+    its tools. An MCP server that cannot list them becomes an item of the stream.
     """
     if not request.tools:
         check_approved_calls(hosted_tools_of(request, (), items))
@@ -143,11 +139,9 @@ class _RequestServers:
         self._pending: list[Future[None]] = []
 
     def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
-        """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server.
-
-        The URL of a registered server may be repeated, because some clients cannot leave it out. vLLM's
-        labels stand for OpenAI's built-in tools unless a server is registered under that label.
-        `container` is the registered server, with any URL that the client may not use itself.
+        """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server. A
+        registered server's URL may be repeated, as some clients cannot leave it out. vLLM's labels stand for
+        built-in tools unless a server has that label, and `container` for the registered server.
         """
         if element.get("type") != "mcp":
             return _builtin_server(self.labels, element)
@@ -178,9 +172,8 @@ class _RequestServers:
         return True
 
     def find_tools(self, label: str, credentials: McpCredentials) -> ToolList | None:
-        """A server's tools; None while they are fetched. Raises TooManyRequests or Overloaded.
-
-        The errors are not raised while lists of this request are pending: the server is asked after those.
+        """A server's tools; None while they, or other lists of the request, are fetched. Raises
+        TooManyRequests or Overloaded.
         """
         try:
             result = self._servers.find_tools(label, credentials, self._caller.tenant)
@@ -257,10 +250,8 @@ class _RequestServers:
             ) from None
 
     def _check_access(self, tool: McpTool, path: str) -> None:
-        """Raises ToolNotAllowed for a server that the caller's key may not use.
-
-        A server at a URL of the request is known by that URL and by its host, never by its label, which the
-        request chooses.
+        """Raises ToolNotAllowed for a server that the caller's key may not use. One at a URL is known by that
+        and its host, never by its label, which the request chooses.
         """
         names: tuple[str | None, ...]
         if tool.server_url is not None:
@@ -276,9 +267,8 @@ class _RequestServers:
 def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
-    """The MCP tool of the registered server that implements a built-in tool; None if there is none.
-
-    There is none for a search without access to the web, because a browser has no store of pages to search.
+    """The MCP tool of the server that implements a built-in tool; None without one, and for a search without
+    access to the web, of which a browser has no stored pages.
     """
     kind = element.get("type")
     label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
@@ -297,10 +287,7 @@ def _builtin_server(
 
 
 def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
-    """Raises InvalidRequest for a setting of a built-in tool that its server would not obey.
-
-    What only tunes a tool (`search_context_size`, `user_location`, `memory_limit`) is accepted.
-    """
+    """Raises InvalidRequest for a restriction that the server would not obey; tuning is accepted."""
     filters, container = element.get("filters"), element.get("container")
     for name in ("allowed_domains", "blocked_domains"):
         if isinstance(filters, dict) and filters.get(name):

@@ -1,7 +1,5 @@
-"""Asynchronous exchanges with an MCP server: connect, list its tools or call one, close.
-
-Servers are not trusted: the bytes that they send are limited while they arrive, and redirects are not
-followed. A local command is the operator's own; its process lives for one exchange.
+"""Asynchronous exchanges with an MCP server, which is not trusted: the bytes that it sends are limited while
+they arrive, and redirects are not followed. A local command's process lives for one exchange.
 """
 
 import asyncio
@@ -130,9 +128,8 @@ async def call_tool(
     tenant: str,
     server: str,
 ) -> "CallToolResult":
-    """The tool's result, of a call that is made once the tenant has a slot for the server.
-
-    Raises NoSlot after `seconds` without one, and TimeoutError `seconds` after the call has begun.
+    """The tool's result, once the tenant has had a slot. Raises NoSlot after `seconds` without one, and
+    TimeoutError `seconds` after the call began.
     """
     limits: dict[Hashable, int] = {
         ("server", server): MAX_PER_SERVER,
@@ -147,10 +144,8 @@ async def call_tool(
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, object]) -> "CallToolResult":
-    """Call a tool like `ClientSession.call_tool`, without its check against the tool's output schema.
-
-    For that the library asks for the list of tools after each call, and runs the regular expressions of the
-    server's schema on the server's text, which no time limit ends.
+    """`ClientSession.call_tool` without its check against the output schema, for which the library lists the
+    tools again and runs the server's regular expressions, which no time limit ends.
     """
     from mcp import types
 

@@ -1,8 +1,6 @@
-"""`ImageReader`: the pictures of requests, fetched from allowed hosts and normalised in a subprocess.
-
-Pictures and PDFs are untrusted, so they are decoded by `image_worker` and drawn by `pdf_page_worker` with
-limits of time and memory. The engine gets their PNGs only. What was read is cached by tenant, so no tenant
-can tell what another one has sent.
+"""`ImageReader`: pictures of requests and pages of PDFs, fetched from allowed hosts and decoded by
+subprocesses with limits, as they are untrusted. The cache is by tenant, so none can tell what another one has
+sent.
 """
 
 import hashlib
@@ -26,21 +24,18 @@ from server.protocol.responses.items import Detail, InputImage
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 """Media types of pictures that can be read; a web server may call them anything."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Bytes of one picture as it is sent or fetched."""
 MAX_READ_PIXELS = 50_000_000
 """Pixels of a picture as it is decoded: 150 MB in RGB."""
 MAX_SIDE = 8192
 """Pixels along the longer side of a normalised picture."""
 LOW_SIDE = 512
-"""Pixels along the longer side of a picture with `detail: "low"`."""
+"""Pixels along the longer side with `detail: "low"`."""
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
 """Pictures read at the same time, at most half of them of one tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
-"""Bytes of normalised pictures in the cache."""
 MAX_PDF_PAGES = 20
-"""Pages of a PDF whose pages are drawn."""
 MAX_PAGES_BYTES = 32 * 1024 * 1024
 """Bytes of a PDF's drawn pages, as PNG."""
 MAX_PAGE_PIXELS = 1_500_000

@@ -1,7 +1,5 @@
-"""`LongPromptLimit`: how many long texts are tokenized, or divided, at a time, fair between tenants.
-
-That takes memory and CPU time in proportion to the text and its items. Short texts, which nearly all are, do
-not wait.
+"""`LongPromptLimit`: how many long texts are tokenized or divided at a time, fair between tenants. That takes
+memory and CPU time in proportion to a text. Short ones, nearly all, do not wait.
 """
 
 from collections.abc import Iterator

@@ -16,9 +16,8 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
-    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
-
-    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
+    """The tools, with MCP tools' labels, which models tend to omit, removed from their prompt names unless
+    two would collide or a tool is `prefixed`.
     """
     names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
@@ -34,10 +33,8 @@ def choice_names(tool: PromptTool) -> frozenset[str]:
 
 
 def find_tool(name: str, tools: Iterable[PromptTool]) -> PromptTool | None:
-    """The only tool that matches an inexact name; None if none or several match.
-
-    Models omit prefixes (`get_weather` for `W-get_weather`), or add a tool's label with another separator
-    (`city.get_weather`).
+    """The only tool that matches an inexact name; None if none or several do. Models omit prefixes
+    (`get_weather` for `W-get_weather`), or use another separator (`city.get_weather`).
     """
     matches = [tool for tool in tools if name and _matches(name, tool)]
     return matches[0] if len(matches) == 1 else None

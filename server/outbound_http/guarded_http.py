@@ -1,7 +1,6 @@
 """Outgoing HTTP behind the SSRF guard: `fetch`, `post`, and `guarded_client` for MCP; bounded time and size.
-
-Names are resolved here and connections made to the checked addresses, so DNS rebinding has no effect; each
-redirect is checked like the first URL. Proxies, cookies and credentials of the environment are not used.
+Connections are made to checked addresses, so DNS rebinding has no effect, and redirects are checked. Proxies,
+cookies and credentials of the environment are not used.
 """
 
 import asyncio
@@ -296,9 +295,8 @@ def guarded_client(
     seconds: float = MAX_SECONDS,
     lookup: Lookup = look_up,
 ) -> httpx.AsyncClient:
-    """A client that connects to allowed addresses only and follows no redirects.
-
-    Requests raise Refused, ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
+    """A client that connects to allowed addresses only and follows no redirects. Its requests raise Refused,
+    ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
     """
     return httpx.AsyncClient(
         headers=headers,
@@ -384,7 +382,6 @@ class PostResult:
 
     status: int
     retry_after: str | None
-    """The header's text."""
 
 
 def post(
@@ -395,12 +392,8 @@ def post(
     seconds: float,
     lookup: Lookup = look_up,
 ) -> PostResult:
-    """POSTs to a URL on a connection of its own; blocks for at most `seconds`.
-
-    Of the answer the head alone is read, which httpcore bounds at 100 KiB, so a body of any size costs
-    nothing. Redirects are not followed.
-
-    Raises Refused if the URL or an address of its host is not allowed, and Unreachable.
+    """POSTs on a connection of its own, without redirects; blocks for at most `seconds`. Only the head of the
+    answer is read, which httpcore bounds at 100 KiB. Raises Refused and Unreachable.
     """
     try:
         return asyncio.run(_post(read_url(url), headers, body, allowed, seconds, lookup))

@@ -1,10 +1,8 @@
 """`run`: a worker's answer to untrusted bytes, made in a process with bounds and nothing within its reach.
-
-The process is this file, `python -I bounded_process.py WORKER SECONDS MEMORY BOUND...`, which imports the
-standard library alone. It has the worker, a file with the functions `prepare` and `answer`, make the answer
-on standard output of the bytes on standard input. Before `answer` begins the process gives up, for good:
-system calls but those of computing and reading (seccomp), files but those of Python and its libraries
-(Landlock), and new privileges. That needs no privilege.
+The process is this file, run as `python -I bounded_process.py WORKER SECONDS MEMORY BOUND...`, with the
+standard library alone. The worker is a file with the functions `prepare` and `answer`. Before `answer` the
+process gives up for good, for which it needs no privilege: system calls but those of computing and reading
+(seccomp), files but those of Python and its libraries (Landlock), and new privileges.
 """
 
 import ctypes
@@ -107,10 +105,7 @@ class Exhausted(Exception):
 
 
 def run(worker: Path, content: bytes, memory: int, *bounds: int) -> bytes:
-    """The worker's answer to the content within `bounds`, which are its own; `memory` is in bytes.
-
-    Raises Exhausted, or TimeoutError if the machine was too busy.
-    """
+    """The worker's answer within its own `bounds`, `memory` in bytes. Raises Exhausted, or TimeoutError."""
     limits = map(str, (CPU_SECONDS, memory, *bounds))
     try:
         ran = subprocess.run(

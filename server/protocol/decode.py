@@ -1,17 +1,11 @@
 """JSON to typed values: msgspec decoders for threads, bounds on a body's size, errors with the JSON path.
+msgspec builds a type's decoder at first use without a lock, and a second thread that uses it meanwhile
+crashes the process. So `decode_as` and `convert_to` prepare each type once, under a lock; other modules pass
+types to msgspec only while they are imported.
 
-`decode_as` and `convert_to` replace msgspec's functions. msgspec builds a type's decoder at first use without
-a lock; a second thread that uses the half-built decoder crashes the process with a segmentation fault. So
-each type is prepared here once, under one lock. Other modules pass types to msgspec only while they are
-imported.
-
-`check_size` limits the number of values of a document before it is decoded. Decoding holds the GIL for about
-1 µs per key and value: more than a second for 10 MB of small values, half a minute for decimal fractions that
-are slow to round. Counting delimiters takes milliseconds and releases the GIL between pieces.
-
-`decode` does both for a request's body. Every error is a `DecodeFailure`: hostile JSON raises more than
-msgspec's errors, RecursionError for deep nesting and UnicodeDecodeError for invalid UTF-8. NUL characters are
-refused because Postgres' text cannot store them.
+Decoding holds the GIL for about 1 µs per key and value, more than a second for 10 MB of small values, and
+half a minute for decimal fractions that are slow to round. `check_size` counts delimiters before, which takes
+milliseconds and releases the GIL. NUL characters are refused because Postgres' text cannot store them.
 """
 
 import itertools
@@ -73,9 +67,8 @@ _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raises DecodeFailure for a document with too many values, in linear time.
-
-    In invalid JSON the part before the first error is counted correctly; the decoder never reads beyond it.
+    """Raises DecodeFailure for too many values, in linear time. Of invalid JSON the part that the decoder
+    reads is counted correctly.
     """
     if len(data) <= _SMALL:
         return
@@ -140,9 +133,8 @@ MAX_KEYS = 1024
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises DecodeFailure.
-
-    With an endpoint, also refuses names of parameters that this endpoint does not support.
+    """One JSON document of type `kind`, for an endpoint without names of parameters that it does not support.
+    Raises DecodeFailure whatever the document.
     """
     check_size(data, max_values)
     try:
@@ -214,7 +206,6 @@ def _with_key(field: str, value: object, kind: Any) -> str:
 
 
 def _code(message: str) -> str:
-    """OpenAI's error code for a message of msgspec."""
     if bound := _BOUND_ERROR.match(message):
         return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
     if "contains unknown field" in message:

@@ -26,5 +26,4 @@ class DecodeFailure(Exception):
 
 
 def missing_parameter(param: str) -> DecodeFailure:
-    """The failure of a request without this field, in OpenAI's words."""
     return DecodeFailure(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")

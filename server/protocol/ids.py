@@ -1,7 +1,5 @@
-"""Ids: UUIDv7 in the database, OpenAI's prefixed strings in the API.
-
-A response's public id is its UUID with a prefix, so no lookup table is needed. Item ids are derived from the
-response's UUID and the item's index, so a run that is rebuilt after a crash generates the same ids.
+"""Ids: UUIDv7 in the database, OpenAI's prefixed strings in the API, so no lookup table is needed. Items' are
+derived from the response's and their index, so a run rebuilt after a crash generates the same ones.
 """
 
 import os
@@ -51,7 +49,6 @@ def response_id(uuid: UUID) -> str:
 
 
 def parse_response_id(text: str) -> UUID | None:
-    """The UUID of a response id that this server could have made, else None."""
     return _parse("resp", text)
 
 
@@ -60,7 +57,6 @@ def conversation_id(uuid: UUID) -> str:
 
 
 def parse_conversation_id(text: str) -> UUID | None:
-    """The UUID of a conversation id that this server could have made, else None."""
     return _parse("conv", text)
 
 
@@ -69,7 +65,6 @@ def webhook_endpoint_id(uuid: UUID) -> str:
 
 
 def parse_webhook_endpoint_id(text: str) -> UUID | None:
-    """The UUID of a webhook endpoint's id that this server could have made, else None."""
     return _parse("we", text)
 
 
@@ -79,12 +74,10 @@ def webhook_id(uuid: UUID) -> str:
 
 
 def parse_webhook_id(text: str) -> UUID | None:
-    """The UUID of a delivery's id that this server could have made, else None."""
     return _parse("wh", text)
 
 
 def event_id(uuid: UUID) -> str:
-    """The id of the event that webhooks report."""
     return f"evt_{uuid.hex}"
 
 
@@ -97,7 +90,6 @@ def text_completion_id(uuid: UUID) -> str:
 
 
 def parse_completion_id(text: str) -> UUID | None:
-    """The UUID of a chat completion's id that this server could have made, else None."""
     return _parse("chatcmpl", text, "-")
 
 
@@ -109,10 +101,7 @@ def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
 
 
 def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
-    """The id of the item at `index` of its list, see `ItemSource`.
-
-    `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
-    """
+    """The id of the item at `index` of its list, with the prefix of its type (`ID_PREFIXES`)."""
     return f"{prefix}_{response.hex}{side}{index:x}"
 
 
@@ -134,7 +123,6 @@ def split_id_tag(text: str) -> tuple[str, str]:
 
 
 def is_output_id(text: str) -> bool:
-    """Whether the id has the form of an output item's."""
     return _OUTPUT_ID.fullmatch(text) is not None
 
 
@@ -144,7 +132,6 @@ def call_id(response: UUID, index: int) -> str:
 
 
 def new_request_id() -> str:
-    """A new `x-request-id`, which log lines contain."""
     return f"req_{new_uuid().hex}"
 
 

@@ -1,7 +1,4 @@
-"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
-
-PDFs are untrusted, so `pdf_worker` reads them in a `bounded_process`.
-"""
+"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs, which a subprocess reads."""
 
 import base64
 import binascii
@@ -24,7 +21,6 @@ _PDF_TYPE = "data:application/pdf"
 
 
 MAX_PDF = 8 * 1024 * 1024
-"""Maximum bytes of a PDF."""
 MAX_PAGES = 500
 MEMORY = 512 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
@@ -66,18 +62,15 @@ TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
 _cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
-"""Results of the last PDFs by tenant, SHA-256 and size limit: a request that was deferred is decoded again.
-
-The tenant is part of the key, so that the time of a request does not tell whether another tenant sent a PDF.
+"""Results of the last PDFs, as a deferred request is decoded again. The tenant is part of the key, so that
+time does not tell whether another tenant sent a PDF.
 """
 _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` in the form that is stored: of a PDF, its text as a data URL.
-
-    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy. A PDF
-    without text, as of scanned pages, is refused if `needs_text`.
+    """`file_data` as stored: of a PDF its text, so that it is parsed once. Raises FileError or
+    ExtractionBusy. A PDF without text, as of scanned pages, is refused if `needs_text`.
     """
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
@@ -142,10 +135,7 @@ def is_pdf(content: bytes) -> bool:
 
 
 def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str:
-    """The text of all pages, at most `most_bytes` in UTF-8; without `needs_text` perhaps none. Blocks.
-
-    Raises PdfError, or ExtractionBusy if no slot is free in time.
-    """
+    """The text of all pages in at most `most_bytes`. Blocks. Raises PdfError or ExtractionBusy."""
     if len(content) > MAX_PDF:
         raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
     key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)

@@ -1,7 +1,4 @@
-"""Pictures of requests: data URLs, and the check of a picture while the request is decoded.
-
-A model that reads text only takes pictures unread.
-"""
+"""Pictures of requests: data URLs, and their check during decoding, if the model reads pictures."""
 
 import base64
 import binascii
@@ -17,7 +14,6 @@ _DIGEST_CHARACTERS = 64
 
 
 def content_of(digest: bytes) -> str:
-    """The `content` of an item's picture."""
     return CONTENT_PREFIX + digest.hex()
 
 
@@ -37,8 +33,7 @@ class ImageSource(Protocol):
     def check(self, image: InputImage) -> InputImage:
         """The picture, which can be read; with `content` if it was fetched."""
 
-    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
-        """The pages of a PDF."""
+    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]: ...
 
 
 SOURCE: ContextVar[ImageSource | None] = ContextVar("source", default=None)
@@ -93,5 +88,4 @@ def data_url_bytes(url: str) -> bytes:
 
 
 def data_url(media_type: str, content: bytes) -> str:
-    """The data URL of a picture."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -1,9 +1,7 @@
-"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`.
-
-`docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). An unsupported parameter that
-would change the output is refused with a 400 that names it, and so is one that works at another endpoint
-alone. Unknown names are ignored, because clients and gateways send fields of their own. Null is the default
-everywhere. Pure.
+"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`. Pure.
+`docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). A parameter that would change
+the output, or works at another endpoint, is refused by name. Unknown names are ignored, because clients and
+gateways send fields of their own. Null is the default.
 """
 
 from collections.abc import Mapping
@@ -18,8 +16,6 @@ Verdict = Literal["works", "refused", "ignored"]
 
 
 class ParameterRow(NamedTuple):
-    """One parameter."""
-
     verdict: Verdict
     reason: str = ""
     """Why the parameter is refused or ignored, or a note on one that works."""
@@ -71,7 +67,6 @@ SAMPLING: Rows = {
     ),
     "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
-"""Sampling and logprob parameters common to all endpoints."""
 
 _COMMON: Rows = {
     **_works("model", "stream", "temperature", "top_p", "seed", "user"),
@@ -224,7 +219,6 @@ _PATHS: Mapping[Endpoint, str] = {
 _ASKS_NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values, 0 among them, with which a parameter of another endpoint is accepted."""
 MAX_NEUTRAL = 64
-"""Characters of a value that may be neutral."""
 
 
 def _elsewhere(endpoint: Endpoint) -> Rows:

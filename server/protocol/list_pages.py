@@ -56,10 +56,7 @@ MAX_BYTES = 8 * 1024 * 1024
 
 
 def make_page(objects: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
-    """A page of at most `limit` objects in JSON.
-
-    `more` is `has_more`; by default `objects` has one more than the limit if more follow.
-    """
+    """A page of at most `limit` objects in JSON; more follow by default if there is one beyond that."""
     data = [msgspec.Raw(payload) for payload in objects[:limit]]
     ends = [decode_as(data[index], _IdField).id for index in (0, -1)] if data else [None, None]
     has_more = len(objects) > limit if more is None else more

@@ -1,6 +1,5 @@
-"""Worker that extracts the text of one PDF, as JSON: `text` or `error`.
-
-Run by `bounded_process` as a file. An error is `encrypted`, `pages`, `long`, `empty` or `broken`.
+"""Worker that extracts a PDF's text as JSON: `text`, or `error` (`encrypted`, `pages`, `long`, `empty`,
+`broken`). Run by `bounded_process` as a file.
 """
 
 import io
@@ -39,5 +38,4 @@ def prepare() -> None:
 
 
 def answer(content: bytes, most_pages: int, most_bytes: int) -> bytes:
-    """The output for a PDF."""
     return json.dumps(read(content, most_pages, most_bytes)).encode()

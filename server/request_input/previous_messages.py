@@ -1,7 +1,5 @@
-"""`previous_input_messages`, vLLM's history that the client sends, as input items.
-
-They are a chat's messages (`role`) or harmony's (`author`, `channel`, `recipient`). System and developer
-messages of that history are dropped: instructions are those of the newest request.
+"""`previous_input_messages`, vLLM's history that the client sends, a chat's (`role`) or harmony's (`author`),
+as items. Messages of system and developer are dropped: instructions are the newest request's.
 """
 
 from collections.abc import Sequence
@@ -78,7 +76,6 @@ def _input_element(
 
 
 def _text(content: Any, path: str) -> str:
-    """The texts of a harmony message, joined."""
     parts = [{"text": content}] if isinstance(content, str) else content
     if isinstance(parts, list) and all(
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts

@@ -26,10 +26,7 @@ class Span(Protocol):
         name: str | None = None,
         end_ns: int | None = None,
     ) -> None:
-        """Ends the span, with an error's type if it failed; attributes that are None are left out.
-
-        `end_ns` is in nanoseconds of Unix time. Never waits.
-        """
+        """Ends the span, with an error's type if it failed, at a Unix time or now. Never waits."""
 
 
 class Tracer(Protocol):
@@ -45,9 +42,8 @@ class Tracer(Protocol):
         start_ns: int | None = None,
         span_id: int | None = None,
     ) -> Span | None:
-        """A new span; None if it is not sampled. `parent` is a `traceparent`, ignored if malformed.
-
-        `span_id` is its id, of 64 bits; None for a random one.
+        """A span, or None if it is not sampled. A malformed `parent` is ignored; `span_id` is random without
+        one.
         """
 
     def close(self) -> None:

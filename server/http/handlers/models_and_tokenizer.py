@@ -27,7 +27,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     with naming_own_fields(params):
         tokens = runs.tokenize(services.model, caller.tenant, params)
     limit = services.model.model_info.context_length
-    strings = runs.pieces_of(tokens, vocabulary) if params.return_token_strs else None
+    strings = [vocabulary.piece(token) for token in tokens] if params.return_token_strs else None
     return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
 
 

@@ -1,7 +1,5 @@
 """gpt-oss's tools: recipients of calls (`functions.NAME`), and schemas for TypeScript in the prompt. Pure.
-
-openai-harmony renders `$ref`, `anyOf`, `const` and enums of other types than strings as `any`; here they are
-expressed with keywords that it supports. The result is never enforced.
+What openai-harmony would render as `any` is expressed with keywords that it supports; nothing is enforced.
 """
 
 import json
@@ -25,7 +23,6 @@ BROWSER_TOOLS = ("search", "open", "find")
 
 
 def recipient(name: str, namespace: str | None) -> str:
-    """The recipient of calls of the tool."""
     if namespace == PYTHON and name == PYTHON:
         return PYTHON
     return f"{namespace or FUNCTIONS}.{name}"

@@ -210,10 +210,7 @@ def _part(part: Any, text_type: str, path: str) -> Any:
 
 
 def items_by_message(items: Iterable[Item]) -> list[list[Item]]:
-    """The items grouped by the message that they were decoded from.
-
-    An assistant's reasoning, text and calls become one message.
-    """
+    """The items by the message that they were of: an assistant's reasoning, text and calls are one."""
     groups: list[list[Item]] = []
     for item in items:
         if groups and _is_same_message(groups[-1][-1], item):
@@ -255,10 +252,7 @@ def _is_same_message(before: Item, item: Item) -> bool:
 
 
 def stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
-    """The message of one of the groups of `items_by_message`.
-
-    A single text part becomes a string, as the original form is not stored.
-    """
+    """The message of a group of `items_by_message`; a single text part becomes a string."""
     match group[0]:
         case FunctionCallOutput(_, _, call_id, output) | CustomToolCallOutput(_, _, call_id, output):
             parts = [] if isinstance(output, str) else output
@@ -295,7 +289,6 @@ def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
 
 
 def tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
-    """The call of a message for a call item."""
     if isinstance(item, FunctionCall):
         function = CalledFunction(item.name, item.arguments)
         return ToolCall(id=item.call_id, type="function", function=function)

@@ -42,7 +42,6 @@ ChatMessageParam = Annotated[
         }
     ),
 ]
-"""A message of a Chat Completions request."""
 Prompts = str | Annotated[list[str | int | Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 """A text, token ids, or a list of either."""
 

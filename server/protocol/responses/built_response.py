@@ -1,7 +1,5 @@
-"""Builds the Response object of a live or stored response. Pure.
-
-`enable_response_messages` and `prompt_logprobs` repeat prompt and output as tokens or messages. They are part
-of the final response and stored in the last event of its stream only: the row has no such columns.
+"""Builds the Response object of a live or stored response. Pure. Repeated tokens and messages, and prompt
+logprobs, are stored in the last event only: the row has no such columns.
 """
 
 from collections.abc import Sequence
@@ -34,7 +32,6 @@ ONLY_IN_LAST_EVENT = (
     "stop_reason",
     "cumulative_logprob",
 )
-"""Fields of a response that only its last event has."""
 
 
 def build_response(
@@ -53,7 +50,9 @@ def build_response(
         created_at=int(created_at.timestamp()),
         status=status,
         completed_at=int(ending.finished_at.timestamp()) if ending and completed else None,
-        error=_error(ending),
+        error=ResponseError(ending.error_code, ending.error_message or "")
+        if ending and ending.error_code is not None
+        else None,
         incomplete_details=IncompleteDetails(ending.incomplete_reason)
         if ending and ending.incomplete_reason
         else None,
@@ -70,12 +69,6 @@ def _usage(ending: Ending | None) -> Usage | None:
     return make_usage(
         ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
     )
-
-
-def _error(ending: Ending | None) -> ResponseError | None:
-    if ending is None or ending.error_code is None:
-        return None
-    return ResponseError(ending.error_code, ending.error_message or "")
 
 
 class _RequestFlag(msgspec.Struct):

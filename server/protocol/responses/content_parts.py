@@ -66,10 +66,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
-    """The content parts, and after a PDF with a `detail` its pages as pictures.
-
-    Raises DecodeFailure with the path of a part.
-    """
+    """The content parts, and after a PDF with a `detail` its pages as pictures. Raises DecodeFailure."""
     read: list[ContentPart] = []
     for index, part in enumerate(parts):
         read += _read_part(part, f"{path}[{index}]")
@@ -87,16 +84,6 @@ def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
         )
     read: ContentPart | list[ContentPart] = reader.read(part, path)
     return read if isinstance(read, list) else [read]
-
-
-def _read_text(part: dict[str, Any], path: str) -> InputText:
-    param: _TextParam = convert(part, _TextParam, path)
-    return InputText(param.text)
-
-
-def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
-    param: _RefusalParam = convert(part, _RefusalParam, path)
-    return Refusal(param.refusal)
 
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
@@ -142,14 +129,16 @@ def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
 
 CONTENT_READERS: dict[str, TypeReader] = {
     **dict.fromkeys(
-        ("input_text", "text", "summary_text", "reasoning_text"), TypeReader(_TextParam, _read_text)
+        ("input_text", "text", "summary_text", "reasoning_text"),
+        TypeReader(_TextParam, lambda part, path: InputText(convert(part, _TextParam, path).text)),
     ),
     "output_text": TypeReader(_OutputTextParam, _read_output_text),
-    "refusal": TypeReader(_RefusalParam, _read_refusal),
+    "refusal": TypeReader(
+        _RefusalParam, lambda part, path: Refusal(convert(part, _RefusalParam, path).refusal)
+    ),
     **dict.fromkeys(("input_image", "computer_screenshot"), TypeReader(_Image, _read_image)),
     "input_file": TypeReader(_File, _read_file),
 }
-"""By `type`."""
 
 
 def is_nested_deeper(value: object, levels: int) -> bool:

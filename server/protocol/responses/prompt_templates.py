@@ -1,7 +1,5 @@
-"""Stored prompts: instructions and input in which `{{name}}` is replaced by a request's variable. Pure.
-
-Plain substitution in the instructions and in the texts of messages, without conditions or loops. Substituted
-values are not substituted again.
+"""Stored prompts: instructions and messages in which `{{name}}` is replaced by a request's variable, once,
+without conditions or loops. Pure.
 """
 
 import re
@@ -32,7 +30,6 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> set[str]:
-        """The names of its variables."""
         return {match[1] for text in self._texts() for match in _VARIABLE.finditer(text)}
 
     def _texts(self) -> Iterator[str]:
@@ -107,10 +104,10 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _filled_item(item: Item, values: Mapping[str, str]) -> Item:
     if not isinstance(item, Message):
         return item
-    return msgspec.structs.replace(item, content=[_filled_part(part, values) for part in item.content])
-
-
-def _filled_part(part: ContentPart, values: Mapping[str, str]) -> ContentPart:
-    if not isinstance(part, InputText | OutputText):
-        return part
-    return msgspec.structs.replace(part, text=_filled(part.text, values))
+    content: list[ContentPart] = [
+        msgspec.structs.replace(part, text=_filled(part.text, values))
+        if isinstance(part, InputText | OutputText)
+        else part
+        for part in item.content
+    ]
+    return msgspec.structs.replace(item, content=content)

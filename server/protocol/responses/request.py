@@ -10,13 +10,11 @@ from server.protocol.ids import MAX_REQUEST_ID
 
 
 def schema_ref(name: str) -> Meta:
-    """A reference to the component schema `name`."""
     return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
 
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536
-"""Characters of a chat template."""
 
 InputItemParam = Annotated[dict[str, Any], schema_ref("InputItemParam")]
 InputContentParam = Annotated[dict[str, Any], schema_ref("InputContentParam")]
@@ -195,10 +193,7 @@ class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
 
 
 class CreateResponse(SharedParameters, frozen=True, kw_only=True):
-    """OpenAI's parameters, then vLLM's, then the extension `expires_after`.
-
-    Null means the default everywhere.
-    """
+    """OpenAI's parameters, then vLLM's, then the extension `expires_after`. Null means the default."""
 
     model: str
     input: str | Annotated[list[InputItemParam], Meta(max_length=4096)] | None = None

@@ -9,7 +9,7 @@ from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.content_parts import refuse_deep
 from server.protocol.responses.items import AdditionalTools, ConfigurationUpdate, ReasoningUpdate
-from server.protocol.responses.request import MAX_TOOLS, ToolParam
+from server.protocol.responses.request import MAX_TOOLS, TextFormat, ToolParam
 from server.protocol.responses.tools import (
     TOOL_TYPES,
     McpTool,
@@ -25,12 +25,8 @@ class AdditionalToolsParam(msgspec.Struct, kw_only=True):
     role: Literal["developer"] = "developer"
 
 
-class _UpdatedFormat(msgspec.Struct, kw_only=True):
+class _UpdatedFormat(TextFormat, frozen=True):
     type: Literal["text", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class _UpdatedText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

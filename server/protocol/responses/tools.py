@@ -1,7 +1,5 @@
-"""Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response.
-
-Supported are functions, custom tools, namespaces of both, and MCP servers. Tools of other types are ignored,
-which clients handle, unless `tool_choice` names one.
+"""Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response. Supported are functions,
+custom tools, namespaces of both, and MCP servers; others are ignored unless `tool_choice` names one.
 """
 
 import logging
@@ -168,7 +166,6 @@ class _AllowedTools(msgspec.Struct, frozen=True):
 
 
 def log_ignored_tools(elements: Iterable[dict[str, Any]]) -> None:
-    """Logs the types of these tools that are not supported."""
     for kind in (element["type"] for element in elements):
         if kind not in TOOL_TYPES:
             log.info("a tool of type %s is left out", kind[:50])
@@ -189,10 +186,7 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
 
 
 def refuse_deferred(declared: Sequence[Any], path: str = "tools") -> None:
-    """Raises DecodeFailure for a tool that is to be loaded by a tool search.
-
-    Not part of `read_tools`, which also reads the tools of stored requests.
-    """
+    """Raises DecodeFailure for a tool that is to be loaded later; not for those of stored requests."""
     for index, element in enumerate(declared):
         if not isinstance(element, dict) or element.get("type") not in TOOL_TYPES:
             continue
@@ -216,10 +210,7 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
 
 
 def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[str, str | None]:
-    """The path in a request's `tools` of the function or custom tool with this name, and its type.
-
-    `tools` and None for one that is not declared, such as an MCP server's.
-    """
+    """The path and type of the function or custom tool; `tools` and None if it is not declared."""
     for index, element in enumerate(declared or ()):
         kind = element.get("type")
         if kind == "namespace":
@@ -324,7 +315,10 @@ def echo(tool: Tool) -> dict[str, Any]:
         )
         fields = msgspec.to_builtins(public).items()
         return {
-            name: value for name, value in fields if name not in INTERNAL_FIELDS and _is_echoed(name, value)
+            name: value
+            for name, value in fields
+            if name not in INTERNAL_FIELDS
+            and (value is not None or name in ("allowed_tools", "headers", "require_approval"))
         }
     echoed: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
@@ -336,12 +330,7 @@ def echo(tool: Tool) -> dict[str, Any]:
     return echoed
 
 
-def _is_echoed(name: str, value: object) -> bool:
-    return value is not None or name in ("allowed_tools", "headers", "require_approval")
-
-
 def declaration(tool: Tool) -> dict[str, Any]:
-    """The tool as declared in a request."""
     if not isinstance(tool, McpTool):
         return echo(tool)
     return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL_FIELDS}
