@@ -1,11 +1,9 @@
-"""Streams of chat and legacy completions: the responses' event frames, one a choice, become chunks. Pure.
-Frames are rendered once and shared by all readers, so `ChunkStream` decodes those that make chunks.
-"""
+"""Streams of completions: the shared event frames of their responses, one a choice, become chunks. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -82,16 +80,9 @@ _EVENT_TYPES: dict[bytes, type[ChoiceEvent]] = {
     b"response.incomplete": ChoiceEnded,
     b"response.failed": _ChoiceFailed,
     **{
-        str(struct.__struct_config__.tag).encode(): struct
-        for struct in (
-            TokenIdsEvent,
-            OutputItemAdded,
-            OutputTextDelta,
-            ReasoningTextDelta,
-            FunctionCallArgumentsDelta,
-            CustomToolCallInputDelta,
-            StreamError,
-        )
+        str(tag).encode(): struct
+        for struct in get_args(ChoiceEvent)
+        if (tag := struct.__struct_config__.tag) is not None
     },
 }
 """The events that make chunks."""

@@ -10,18 +10,13 @@ from server.delivery.stored_responses import read_update
 from server.logs.context import response_fields
 from server.store import log_read
 from server.store.database import Connection, Database
-from server.store.database_errors import (
-    DatabaseError,
-    classify_read,
-    is_unavailable,
-)
+from server.store.database_errors import DatabaseError, classify_read, is_unavailable
 from server.store.log_read import Subscription, SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
 
 MIN_POLL_SECONDS = 0.05
-"""The shortest time between two reads of all watched logs."""
 IDLE_SECONDS = 1.0
 POLL_SHARE = 0.1
 """The largest share of the thread's time for reading all logs."""
@@ -43,11 +38,7 @@ class Follower:
     """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        runs_here: Callable[[UUID], bool],
-        on_fatal: Callable[[], None],
+        self, database: Database, hub: Hub, runs_here: Callable[[UUID], bool], on_fatal: Callable[[], None]
     ) -> None:
         """`runs_here`: this process runs a response, and so publishes its frames itself."""
         self._database = database

@@ -21,14 +21,11 @@ class FramePage:
 
     @property
     def length(self) -> int:
-        """The number of sequence numbers that the frames take."""
         return len(self.frames) + self.missing
 
 
 class OpenResponsesNames:
-    """Renames `response.reasoning_text.` events to the Open Responses specification's `response.reasoning.`,
-    and leaves out `id:` lines as it does. Nothing else of a frame changes.
-    """
+    """The specification's `response.reasoning.` for `response.reasoning_text.`, and no `id:` lines."""
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
         return [to_open_responses(one) for one in frames]

@@ -28,7 +28,6 @@ TAIL_FRAMES = 1024
 FIRST_READER_SECONDS = 5.0
 """The minimum time that a foreground response waits for its first reader."""
 
-
 GRACE_SECONDS = 2.5
 """Replicas publish their readers each second: after this time two heartbeats have arrived."""
 
@@ -50,20 +49,14 @@ class Channel:
     """The frames of one running response, each kept once though recorder and follower may both add it."""
 
     def __init__(
-        self,
-        *,
-        stored: bool,
-        start: int | None = None,
-        on_join: Callable[[], None] | None = None,
+        self, *, stored: bool, start: int | None = None, on_join: Callable[[], None] | None = None
     ) -> None:
-        """`start`: the number of the first frame, or None if the first `add` says it. `on_join`: called for
-        each reader.
-        """
+        """`start` is the first frame's number, None if the first `add` says it."""
         self.final: bytes | None = None
         self.gone = False
         self.forks = 0
-        """The number of times that numbers of frames came again with other frames. The readers then compare
-        what they have with the store. Any thread."""
+        """How often numbers of frames came again with other frames: readers then compare theirs with the
+        store."""
         self.ends_unread = False
         """The response is in the foreground: the replica that runs it cancels it without readers."""
         self.next_seq = start
@@ -126,7 +119,6 @@ class Channel:
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:
-        """Starts the time in which the first reader has to join."""
         self._await_reader(max(self._grace, FIRST_READER_SECONDS))
 
     def _await_reader(self, seconds: float) -> None:
@@ -175,9 +167,7 @@ class Channel:
 
 
 class Hub:
-    """The channels of this process. One that was opened is kept until its response ends, any other by those
-    who have it from `watch`.
-    """
+    """The channels of this process; those from `watch` live as long as who has them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.on_new_reader: Callable[[], None] = lambda: None
@@ -213,9 +203,7 @@ class Hub:
         return channel
 
     def prepare(self, response_id: UUID) -> None:
-        """Makes an unstored response's channel before its id is known; `open` or `discard` follows. Any
-        thread.
-        """
+        """Makes an unstored response's channel, which `open` or `discard` follows. Any thread."""
         with self._lock:
             self._channels[response_id] = self._opened[response_id] = Channel(stored=False, start=0)
 
@@ -254,23 +242,16 @@ class Hub:
 
     def subscriptions(self) -> list[Subscription]:
         """The watched responses with readers. Any thread."""
-        with self._lock:
-            channels = list(self._watched.items())
-        return [
-            Subscription(tenant, response_id, channel.next_seq)
-            for (tenant, response_id), channel in channels
-            if channel.has_readers and not channel.ended
-        ]
+        return [Subscription(*key, channel.next_seq) for key, channel in self._read_channels()]
 
     def read_here(self) -> list[UUID]:
         """Watched foreground responses with readers here, wherever they run. Any thread."""
+        return [response for (_, response), channel in self._read_channels() if channel.ends_unread]
+
+    def _read_channels(self) -> list[tuple[SubscriptionKey, Channel]]:
         with self._lock:
             channels = list(self._watched.items())
-        return [
-            response_id
-            for (_, response_id), channel in channels
-            if channel.ends_unread and channel.has_readers and not channel.ended
-        ]
+        return [(key, channel) for key, channel in channels if channel.has_readers and not channel.ended]
 
     def count_readers(self) -> int:
         """The readers of all channels. Any thread."""

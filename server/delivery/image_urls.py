@@ -42,9 +42,7 @@ def with_image_urls(
     known: Mapping[bytes, StoredImage] | None = None,
     max_bytes: int | None = None,
 ) -> list[str]:
-    """The JSON of stored items with their pictures' URLs, up to the item that reaches `max_bytes`. `known`
-    pictures need not be read.
-    """
+    """The JSON of stored items with their pictures' URLs, up to the item that reaches `max_bytes`."""
     decoded = [_decode(payload) if _NAMES_IMAGE in payload else None for payload in payloads]
     needed = [_digests(item) for item in decoded]
     sizes = images.sizes(connection, tenant, set().union(*needed)) if any(needed) else {}

@@ -1,7 +1,7 @@
 """Reads responses from the store: as objects, in pages with their input items, event streams as frames."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -15,7 +15,7 @@ from server.delivery.image_urls import page_with_image_urls, with_image_urls, wi
 from server.errors import EventNotStored, InvalidRequest, StreamForked
 from server.protocol import ids
 from server.protocol.decode import decode_as
-from server.protocol.list_pages import MAX_BYTES, Page, make_page
+from server.protocol.list_pages import MAX_BYTES, Page, PageRequest, make_page
 from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
 from server.protocol.responses.events import EventId, frame, frame_id, same_event
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
@@ -101,9 +101,7 @@ whose end a database has lost ends once more."""
 
 @dataclass(eq=False, slots=True)
 class StreamReader:
-    """A response's stored stream, read by one client a page at a time. After the end this keeps the whole
-    compacted stream, so it stays complete during a purge.
-    """
+    """A response's stored stream, read in pages; once it has ended it is kept, also during a purge."""
 
     database: Database
     tenant: str
@@ -124,9 +122,7 @@ class StreamReader:
         return self.database.read(lambda connection: self._find(connection, first))
 
     def resume(self, last: EventId | None, param: str) -> FramePage | None:
-        """The page after that event, or the first; None without the response. Raises StreamForked or
-        EventNotStored.
-        """
+        """The page after that event; None without the response. Raises StreamForked or EventNotStored."""
         page = self.find(0 if last is None else last.number + 1)
         if page is None or last is None:
             return page
@@ -218,62 +214,70 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
 
 
 def list_responses(
-    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+    database: Database, tenant: str, filters: Filters, asked: PageRequest
 ) -> Page[msgspec.Raw]:
     """A page of responses; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
+
+    def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
+        ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
+        outputs = stored_items.outputs_of(connection, tenant, ended)
+        for stored in rows:
+            output = with_image_urls(connection, tenant, outputs.get(stored.id, ()))
+            try:
+                yield msgspec.json.encode(as_response(stored, output))
+            except ValueError:  # msgspec's errors among them
+                name = ids.response_id(stored.id)
+                list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
+
+    return list_encoded(database, tenant, filters, asked, ids.parse_response_id, "a response", encode)
+
+
+def list_encoded(
+    database: Database,
+    tenant: str,
+    filters: Filters,
+    asked: PageRequest,
+    parse_id: Callable[[str], UUID | None],
+    kind: str,
+    encode: Callable[[Connection, Sequence[StoredResponse]], Iterator[bytes]],
+) -> Page[msgspec.Raw]:
+    """A page of what `encode` makes of responses, which may leave some out. Raises InvalidRequest where
+    `asked.after` is no id of this `kind`.
+    """
+    after, limit, newest_first = asked
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None
         if after is not None:
-            cursor = page_cursor(connection, tenant, ids.parse_response_id(after), after, "a response")
+            response = parse_id(after)
+            cursor = response_pages.find_cursor(connection, tenant, response) if response else None
+            if cursor is None:
+                raise bad_cursor(after, kind)
+        page: list[bytes] = []
+        size = 0
         while True:
             rows, more = response_pages.bounded_page(
-                connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
+                connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
-            ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
-            outputs = stored_items.outputs_of(connection, tenant, ended)
-            listed = [
-                whole
-                for stored in rows
-                if (
-                    whole := _encoded(stored, with_image_urls(connection, tenant, outputs.get(stored.id, ())))
-                )
-            ]
-            if listed or not more:
-                return listed, more
+            for encoded in encode(connection, rows):
+                if len(page) == limit or size >= MAX_BYTES:
+                    return page, True
+                page.append(encoded)
+                size += len(encoded)
+            if not more:
+                return page, False
             cursor = PageCursor(rows[-1].created_at, rows[-1].id)
 
     page, more = database.read(work)
     return make_page(page, limit, more=more)
 
 
-def _encoded(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
-    try:
-        return msgspec.json.encode(as_response(stored, output))
-    except ValueError:  # msgspec's errors among them
-        name = ids.response_id(stored.id)
-        list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
-        return None
-
-
-def page_cursor(
-    connection: Connection, tenant: str, response: UUID | None, after: str, kind: str
-) -> PageCursor:
-    """The cursor of a response, whose id is `after`. Raises InvalidRequest without such a response."""
-    cursor = response_pages.find_cursor(connection, tenant, response) if response is not None else None
-    if cursor is None:
-        raise bad_cursor(after, kind)
-    return cursor
-
-
 def list_input_items(
     database: Database,
     tenant: str,
     response: UUID,
-    after: str | None,
-    limit: int,
+    asked: PageRequest,
     *,
-    newest_first: bool,
     image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
     """A page of a response's own input items; None without the response. Without `image_urls`, URLs of
@@ -283,10 +287,7 @@ def list_input_items(
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
-        kind = "an input item of this response"
-        page = item_page(
-            connection, INPUT_LIST, tenant, response, after, limit, kind, newest_first=newest_first
-        )
+        page = item_page(connection, INPUT_LIST, tenant, response, asked, "an input item of this response")
         if image_urls:
             return page_with_image_urls(connection, tenant, page)
         return PayloadPage(without_image_urls(page.payloads), page.more)
@@ -294,21 +295,14 @@ def list_input_items(
     page = database.read(work)
     if page is None:
         return None
-    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
 
 
 def item_page(
-    connection: Connection,
-    item_list: ItemList,
-    tenant: str,
-    owner: UUID,
-    after: str | None,
-    limit: int,
-    kind: str,
-    *,
-    newest_first: bool,
+    connection: Connection, item_list: ItemList, tenant: str, owner: UUID, asked: PageRequest, kind: str
 ) -> PayloadPage:
-    """A page of a list of items as stored. Raises InvalidRequest where `after` is no id of this `kind`."""
+    """A page of items as stored. Raises InvalidRequest where `asked.after` is no id of this `kind`."""
+    after, limit, newest_first = asked
     cursor = None
     if after is not None:
         cursor = stored_items.item_position(connection, item_list, tenant, owner, after)

@@ -1,6 +1,4 @@
-"""Turns a parser's deltas into OpenAI's stream events, numbered without a gap, up to the terminal one. Pure:
-the same deltas give the same events with the same ids.
-"""
+"""Turns a parser's deltas into OpenAI's stream events: the same deltas give the same events and ids. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -85,7 +83,6 @@ class EventEmitter:
         return self._event(wire.ResponseInProgress, response)
 
     def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
-        """The token ids themselves; the events of their text follow."""
         return self._event(wire.TokenIdsEvent, side, list(token_ids))
 
     def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
@@ -131,7 +128,6 @@ class EventEmitter:
         return [event]
 
     def close_turn(self) -> list[Event]:
-        """Closes the open item at the end of a turn that another turn follows."""
         return self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
 
     def restore(self, events: Iterable[Event]) -> None:

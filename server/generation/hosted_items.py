@@ -1,6 +1,4 @@
-"""Items of hosted calls (mcp_call, code_interpreter_call, web_search_call) in the output and for the model.
-Pure.
-"""
+"""Items of hosted calls (mcp_call, code_interpreter_call, web_search_call), in output and prompt. Pure."""
 
 import json
 import re
@@ -139,9 +137,7 @@ def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
 
 UNFINISHED = "The call was not finished."
 
-
 UNANSWERED = "The user has not allowed this call."
-
 
 DENIED = "The user did not allow this call."
 
@@ -199,7 +195,6 @@ def _json(arguments: Mapping[str, object]) -> str:
 
 
 def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
-    """The browser tool's name and arguments from a web search item's action."""
     match action:
         case {"type": "open_page", "url": url}:
             return "open", {"id": url}

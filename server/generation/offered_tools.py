@@ -51,16 +51,15 @@ class HostedTools:
     include_sources: bool = False
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
-    by_label: Mapping[str, ListedServer] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
+    @property
+    def by_label(self) -> Mapping[str, ListedServer]:
+        return {listed.label: listed for listed in self.servers}
 
     def needs_approval(self, label: str, name: str) -> bool:
         return name in self.by_label[label].approval_required
 
     def offers(self, call: McpCall) -> bool:
-        """Whether the request offers the called tool."""
         listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.name == call.name for tool in listed.tools)
 
@@ -100,7 +99,6 @@ class DueCall:
     within_limit: bool
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
-    """False if the request does not offer the tool."""
     repeatable: bool = False
 
 

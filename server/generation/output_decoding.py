@@ -112,7 +112,6 @@ class OutputDecoder:
         return self._stops.match
 
     def restore_logprobs(self, events: Iterable[Event]) -> None:
-        """Takes the log probabilities of logged deltas, for tokens that are fed again without any."""
         if self._logprobs is not None:
             self._logprobs.restore(events)
 
@@ -207,7 +206,6 @@ class PendingLogprobs:
         self._restored: deque[Logprob] = deque()
 
     def add(self, first: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        """Adds those of the tokens from index `first` on."""
         for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), first):
             self._pending[index] = self._to_wire(token_id, logprob)
 

@@ -26,7 +26,6 @@ _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
 }
 """The status and `incomplete_details.reason` of a response whose engine request ended so."""
 
-
 NO_CALL = "The output ended before the tool call that tool_choice requires was complete."
 
 
@@ -61,7 +60,6 @@ class Run:
         self.call_seconds: dict[int, float] = {}
         """How long calls took that the server made in this attempt, by the output index of their items."""
         self._turn_usages: list[TurnUsage] = []
-        """The usages of the finished turns."""
         self._reasoning_tokens = 0
         self._times = NOT_MEASURED
         """Sums over the turns of what the engine has measured."""
@@ -71,7 +69,6 @@ class Run:
         self._begin_decoding(decoding, facts.prompt_tokens)
 
     def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
-        """Resets the decoding state for the tokens of another engine request."""
         self._decoder = OutputDecoder(decoding)
         self._prompt_tokens = prompt_tokens
         if decoding.token_dump is not None:
@@ -122,16 +119,13 @@ class Run:
     def feed_logged_tokens(
         self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
     ) -> list[Event]:
-        """The events of a turn's logged tokens, whose deltas may be cut otherwise than in `events`, the
-        log's.
-        """
+        """The events of a turn's logged tokens; deltas may be cut otherwise than those in `events`."""
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
         self._resumed_tokens = self._decoder.token_count if self.has_stopped else len(token_ids)
         return emitted
 
     def set_next_seq(self, next_seq: int) -> None:
-        """Numbers all further events from `next_seq` on."""
         self._emitter.numbers.next_seq = next_seq
 
     def restore_output_only(self, log: RunLog) -> None:
@@ -170,15 +164,9 @@ class Run:
         return []
 
     def finish(
-        self,
-        reason: FinishReason,
-        usage: TokenUsage,
-        at: datetime,
-        times: RequestTimes = NOT_MEASURED,
+        self, reason: FinishReason, usage: TokenUsage, at: datetime, times: RequestTimes = NOT_MEASURED
     ) -> list[Event]:
-        """The turn's or response's last events, after the engine request has ended. After a stop string the
-        response is complete, however that ended.
-        """
+        """The last events of the turn or response; after a stop string that is complete in any case."""
         self._add_times(times)
         stopped = self.has_stopped
         rest = self._emit(self._decoder.close())
@@ -310,9 +298,7 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response. `readable=False` after the parser has raised: the text that
-        it held back is lost.
-        """
+        """The last events of a failed response; `readable` unless the parser raised and lost its text."""
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)

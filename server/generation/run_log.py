@@ -53,9 +53,7 @@ class RunLog:
         return False if "response.reasoning_text.delta" in kinds else None
 
     def turns(self, *, writes_summary: bool = False) -> list[LoggedTurn]:
-        """The model turns. Each ends at the result of a hosted call, or the first with `writes_summary` at
-        the finished compaction item.
-        """
+        """The model turns: a hosted call's result ends one, or, if it `writes_summary`, the compaction."""
         turns = [LoggedTurn()]
         chunks = dict(self.token_chunks)
         between_turns = False

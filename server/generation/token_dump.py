@@ -87,9 +87,7 @@ class TokenDump:
         return output
 
     def _ranked_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> PromptLogprobs:
-        """The likeliest tokens with their ranks, the prompt's own first; its rank is None if it is not among
-        them.
-        """
+        """The likeliest tokens with their ranks, after the prompt's own, whose rank may be None."""
         ranked = {
             other: PromptLogprob(max(logprob, MIN_LOGPROB), rank, self._decode(other))
             for rank, (other, logprob) in enumerate(logprobs.top, 1)

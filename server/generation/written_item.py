@@ -1,6 +1,4 @@
-"""The events of one output item that the model writes: message, reasoning with its summary, client's call.
-Pure. A summary repeats the reasoning while it is streamed.
-"""
+"""The events of an item that the model writes: message, reasoning with its summary, client's call. Pure."""
 
 import re
 from collections.abc import Callable, Sequence

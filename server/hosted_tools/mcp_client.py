@@ -84,9 +84,7 @@ class McpServers:
         check_url(read_url(url), self._allowed)
 
     def find_tools(self, label: str, credentials: McpCredentials, tenant: str) -> "ToolList | Future[None]":
-        """A server's tools, or a future that is done when the cache has them. Raises TooManyRequests or
-        Overloaded.
-        """
+        """A server's tools, or a future of their listing. Raises TooManyRequests or Overloaded."""
         key = ToolListKey(tenant, self._share_key(label, credentials), label, _digest(credentials))
         return self._listings.find(key, partial(self.start_listing, label, credentials, tenant))
 

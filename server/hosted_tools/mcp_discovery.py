@@ -1,5 +1,5 @@
-"""MCP tool discovery: a request's servers are validated and listed before the response exists. Their tools
-become part of the stored request, so that a recovered run offers the same ones.
+"""MCP tool discovery: a request's servers are validated and listed before its response, which stores the
+tools.
 """
 
 import re
@@ -113,7 +113,8 @@ def discover_tools(
         names |= callable_names([tool])
         credentials[tool.server_label] = own_credentials
         elements.append(msgspec.to_builtins(tool))
-    request_servers.check_ready()
+    if request_servers.pending:
+        raise NotReady(request_servers.pending)
     if credentials:
         request = msgspec.structs.replace(request, tools=elements)
         parsed = read_tools(elements)
@@ -136,7 +137,7 @@ class _RequestServers:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers
         self._caller = caller
-        self._pending: list[Future[None]] = []
+        self.pending: list[Future[None]] = []
 
     def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
         """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server. A
@@ -172,24 +173,17 @@ class _RequestServers:
         return True
 
     def find_tools(self, label: str, credentials: McpCredentials) -> ToolList | None:
-        """A server's tools; None while they, or other lists of the request, are fetched. Raises
-        TooManyRequests or Overloaded.
-        """
+        """A server's tools; None while any are fetched. Raises TooManyRequests or Overloaded."""
         try:
             result = self._servers.find_tools(label, credentials, self._caller.tenant)
         except (TooManyRequests, Overloaded):
-            if not self._pending:
+            if not self.pending:
                 raise
             return None
         if isinstance(result, ToolList):
             return result
-        self._pending.append(result)
+        self.pending.append(result)
         return None
-
-    def check_ready(self) -> None:
-        """Raises NotReady while lists are pending."""
-        if self._pending:
-            raise NotReady(self._pending)
 
     def check_usage(self, tool: McpTool, credentials: McpCredentials, path: str, *, background: bool) -> None:
         """Raises InvalidRequest for a server, header, URL or restriction that this caller may not use."""
@@ -205,14 +199,11 @@ class _RequestServers:
         self._check_access(tool, path)
         if credentials.url is None:
             self._check_registered_headers(tool, credentials, path)
-        hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
-        if tool.server_url is not None and "?" in tool.server_url:
-            hidden = "server_url"
-        if background and hidden:
+        if background and tool.secret_field:
             raise InvalidRequest(
                 "Headers and queries for an MCP server are never stored, and a background response is taken "
                 "from the store.",
-                param=f"{path}.{hidden}",
+                param=f"{path}.{tool.secret_field}",
                 code="unsupported_parameter",
             )
 

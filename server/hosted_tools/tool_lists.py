@@ -1,6 +1,4 @@
-"""MCP servers' lists of tools: the usable ones, and a cache by tenant and credentials. Thread-safe; no call
-waits.
-"""
+"""MCP servers' lists of tools: the usable ones, and a cache by tenant and credentials. Thread-safe."""
 
 import logging
 import re
@@ -81,9 +79,7 @@ class ToolListCache:
         self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
-        """The cached list, or a future that is done when it is cached, which `ask` starts. Raises
-        TooManyRequests or Overloaded.
-        """
+        """The cached list, or a future of it, begun by `ask`. Raises TooManyRequests or Overloaded."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():

@@ -125,9 +125,7 @@ class ToolLoop:
                 self._turn_pool.submit(act, *arguments)
 
     def cancel(self, response: UUID, reason: CancelReason | None = None) -> None:
-        """Cancels a response in or between its turns; without a reason its run has ended here. The recorder
-        has the reason before the engine's end.
-        """
+        """Cancels a response in or between its turns; without a reason its run has ended here."""
         with self._lock:
             has_turns = response in self._turn_builders
             if has_turns:

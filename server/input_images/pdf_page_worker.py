@@ -9,9 +9,7 @@ import json
 def drawn(
     content: bytes, most_pages: int, most_bytes: int, most_pixels: int, most_side: int
 ) -> list[bytes] | str:
-    """Each page as an RGB PNG of about `most_pixels` and sides of `most_side`, `most_bytes` in all; or an
-    error.
-    """
+    """Each page as an RGB PNG within these bounds, of which `most_bytes` is for all; or an error."""
     import pypdfium2
 
     try:

@@ -1,5 +1,5 @@
-"""`LongPromptLimit`: how many long texts are tokenized or divided at a time, fair between tenants. That takes
-memory and CPU time in proportion to a text. Short ones, nearly all, do not wait.
+"""`LongPromptLimit`: how many long texts are tokenized at a time, fair between tenants. Short ones never
+wait.
 """
 
 from collections.abc import Iterator

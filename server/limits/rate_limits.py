@@ -34,7 +34,6 @@ _MAX_UNITS: Final = 2**53
 
 
 def reserved_tokens(prompt_tokens: int, max_output_tokens: int | None, *, wants_output: bool = True) -> int:
-    """The tokens that a response takes before it is accepted."""
     if not wants_output:
         return prompt_tokens
     return prompt_tokens + (DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens)
@@ -49,7 +48,6 @@ class Level:
 
     @property
     def remaining(self) -> int:
-        """The units that can be taken now."""
         unfilled = max(0.0, self.seconds) * self.per_minute / 60
         return max(0, math.floor(self.per_minute - unfilled + 1e-6))  # a float is a little off
 
@@ -81,9 +79,7 @@ class RateReservation:
         self._tokens = 0
 
     def take_tokens(self, tokens: int) -> None:
-        """Takes the responses' tokens in place of earlier ones. Raises RateLimited, RequestTooLarge,
-        DatabaseError.
-        """
+        """Takes tokens in place of earlier ones. Raises RateLimited, RequestTooLarge, DatabaseError."""
         if self._tokens:
             self._rates.return_now(self._caller, Unused(tokens=self._tokens))
             self._tokens = 0
@@ -91,7 +87,6 @@ class RateReservation:
         self._tokens = tokens
 
     def accepted(self) -> None:
-        """The responses are accepted: their ends settle the tokens."""
         self._tokens = 0
 
     def give_back(self) -> None:
@@ -112,9 +107,7 @@ class RateLimits:
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[RateReservation]:
-        """Counts a request for the block, and gives it back if that raises. Raises RateLimited or
-        DatabaseError.
-        """
+        """Counts a request, unless the block raises. Raises RateLimited or DatabaseError."""
         self._check(caller)
         self.take(caller)
         reservation = RateReservation(self, caller)

@@ -85,8 +85,7 @@ class QueueLimits:
         share = self.share(caller)
         if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
             raise TooManyRequests(
-                f"You may have {share} background responses waiting at a time; try again later.",
-                limit=QUEUED,
+                f"You may have {share} background responses waiting at a time; try again later.", limit=QUEUED
             )
         if claims.count_waiting(connection, self.total) >= self.total:
             raise Overloaded("Too many background responses are waiting; try again later.", limit=QUEUED)
@@ -132,9 +131,7 @@ class HistoryReads:
             reads.start_over()
 
     def trim_memory(self) -> None:
-        """Has the allocator return the memory of large histories, which stays with the process otherwise.
-        Called about once a second.
-        """
+        """Has the allocator return the freed memory of large histories; called about once a second."""
         if self._trims_due:
             self._trims_due -= 1
             with suppress(OSError, AttributeError):  # of another C library than glibc

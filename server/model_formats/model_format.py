@@ -1,6 +1,4 @@
-"""The interface of a model format: it writes a conversation as a prompt and parses output tokens into deltas.
-Pure: no thread, no clock, no I/O after construction.
-"""
+"""The interface of a model format: a conversation becomes a prompt, and output tokens become deltas. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +42,6 @@ class PromptTool:
 
 
 def qualified_name(name: str, namespace: str | None) -> str:
-    """The tool's name, prefixed with its namespace if it has one."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -109,7 +106,6 @@ class Prompt:
     opens_reasoning: bool = False
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
     grammar: StructuredOutput | None = None
-    """The grammar that enforces the tool choice and the output format."""
     tools: Sequence[PromptTool] = ()
     """The callable tools, by which the parser distinguishes calls from text that looks like one."""
     must_call: bool = False

@@ -48,7 +48,6 @@ class Scanner:
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
-        """Deltas since the last `take_deltas`."""
         self.in_reasoning = False
         """Whether the next text is reasoning, as far as is known yet."""
         self.ended = False
@@ -63,9 +62,7 @@ class Scanner:
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of these tokens; returns whether it must be read before more, or may be read
-        later.
-        """
+        """Appends the text of these tokens; returns whether it must be read before more."""
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
@@ -252,7 +249,6 @@ class TextEmitter:
         """Offset of the buffered white space."""
 
     def add(self, piece: str) -> None:
-        """Adds the text that the scanner has just read."""
         end = self._scanner.offset
         self._add(piece, end - len(piece), end)
 

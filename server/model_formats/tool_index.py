@@ -16,9 +16,7 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
-    """The tools, with MCP tools' labels, which models tend to omit, removed from their prompt names unless
-    two would collide or a tool is `prefixed`.
-    """
+    """The tools without MCP labels, which models tend to omit, where that is unambiguous."""
     names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
         replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
@@ -62,7 +60,6 @@ class ToolIndex:
         return bool(self.tools)
 
     def find(self, name: str) -> PromptTool | None:
-        """The tool of that name, or the only one that matches it inexactly."""
         return self.tools.get(name) or find_tool(name, self.tools.values())
 
     def resolve(self, name: str) -> PromptTool | None:
@@ -94,7 +91,6 @@ def description_of(tool: PromptTool) -> str:
 
 
 def function_schema(name: str, tool: PromptTool) -> dict[str, Any]:
-    """The tool as a function in transformers' `tools` format for chat templates."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     if tool.kind == "custom":
         parameters = CUSTOM_PARAMETERS

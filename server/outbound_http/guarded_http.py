@@ -124,6 +124,11 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+def _pool(allowed: AllowedAddresses, lookup: Lookup) -> httpcore.AsyncConnectionPool:
+    network = CheckedNetwork(allowed, lookup)
+    return httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network)
+
+
 class Unreachable(Exception):
     """A URL could not be fetched. The message is for the client."""
 
@@ -151,10 +156,7 @@ class FetchResult:
 
 
 def fetch(
-    url: str,
-    allowed: AllowedAddresses,
-    bounds: FetchLimits | None = None,
-    lookup: Lookup = look_up,
+    url: str, allowed: AllowedAddresses, bounds: FetchLimits | None = None, lookup: Lookup = look_up
 ) -> FetchResult:
     """GET a URL; blocks. Raises Refused if it is not allowed, and Unreachable."""
     bounds = bounds or FetchLimits()
@@ -169,11 +171,7 @@ def fetch(
 async def _fetch(
     here: httpx.URL, allowed: AllowedAddresses, bounds: FetchLimits, lookup: Lookup
 ) -> FetchResult:
-    network = CheckedNetwork(allowed, lookup)
-    async with (
-        asyncio.timeout(bounds.seconds + _OVERTIME_S),
-        httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network) as pool,
-    ):
+    async with asyncio.timeout(bounds.seconds + _OVERTIME_S), _pool(allowed, lookup) as pool:
         for _ in range(bounds.redirects + 1):
             check_url(here, allowed)
             answer = await _get(pool, here, bounds)
@@ -312,12 +310,9 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
     def __init__(
         self, allowed: AllowedAddresses, budget: ResponseBudget, seconds: float, lookup: Lookup
     ) -> None:
-        context = trusted_authorities()
-        super().__init__(verify=context, trust_env=False)
+        super().__init__(verify=trusted_authorities(), trust_env=False)
         # httpx has no parameter for the network backend. The parent's pool has no connections yet.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, network_backend=CheckedNetwork(allowed, lookup)
-        )
+        self._pool = _pool(allowed, lookup)
         self._allowed = allowed
         self._budget = budget
         self._deadline = asyncio.get_running_loop().time() + seconds
@@ -420,10 +415,9 @@ async def _post(
     sent += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
     sent.append((b"connection", b"close"))
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
-    context, network = trusted_authorities(), CheckedNetwork(allowed, lookup)
     async with (
         asyncio.timeout(seconds),
-        httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool,
+        _pool(allowed, lookup) as pool,
         pool.stream(
             "POST", _target(url), headers=sent, content=body, extensions={"timeout": timeouts}
         ) as answer,

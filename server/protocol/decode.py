@@ -67,9 +67,7 @@ _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raises DecodeFailure for too many values, in linear time. Of invalid JSON the part that the decoder
-    reads is counted correctly.
-    """
+    """Raises DecodeFailure for too many values, in linear time."""
     if len(data) <= _SMALL:
         return
     quotes = nested = values = decimals = 0
@@ -79,7 +77,8 @@ def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
         quotes += len(parts) - 1
         nested += outside.count(b"{") + outside.count(b"[")
         values += outside.count(b",")
-        decimals += outside.count(b".") + outside.count(b"E") + _exponents(outside)
+        decimals += outside.count(b".") + outside.count(b"E") + outside.count(b"e")
+        decimals -= outside.count(b"true") + outside.count(b"false")
         if quotes > 2 * MAX_STRINGS or nested > MAX_STRINGS or values > max_values:
             raise _too_much(
                 f"it may have {MAX_STRINGS} strings, as many lists and objects, and {max_values} values in "
@@ -103,11 +102,6 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _exponents(outside: bytes) -> int:
-    """The number of `e` that are not part of `true` or `false`."""
-    return outside.count(b"e") - outside.count(b"true") - outside.count(b"false")
-
-
 def _too_much(bounds: str) -> DecodeFailure:
     return DecodeFailure(f"The request body has too many values: {bounds}.", code="too_many_values")
 
@@ -122,7 +116,6 @@ _BOUND_CODES = {
 }
 """OpenAI's error codes for values out of bounds, by msgspec's type name."""
 _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
-
 
 ANY_KEY = "[...]"
 """How msgspec writes the key of an object in a path."""

@@ -5,6 +5,7 @@ derived from the response's and their index, so a run rebuilt after a crash gene
 import os
 import re
 import time
+from functools import partial
 from string import ascii_letters, digits
 from typing import Literal
 from uuid import UUID
@@ -48,33 +49,17 @@ def response_id(uuid: UUID) -> str:
     return f"resp_{uuid.hex}"
 
 
-def parse_response_id(text: str) -> UUID | None:
-    return _parse("resp", text)
-
-
 def conversation_id(uuid: UUID) -> str:
     return f"conv_{uuid.hex}"
-
-
-def parse_conversation_id(text: str) -> UUID | None:
-    return _parse("conv", text)
 
 
 def webhook_endpoint_id(uuid: UUID) -> str:
     return f"we_{uuid.hex}"
 
 
-def parse_webhook_endpoint_id(text: str) -> UUID | None:
-    return _parse("we", text)
-
-
 def webhook_id(uuid: UUID) -> str:
     """The `webhook-id` of a delivery, the same in each of its attempts."""
     return f"wh_{uuid.hex}"
-
-
-def parse_webhook_id(text: str) -> UUID | None:
-    return _parse("wh", text)
 
 
 def event_id(uuid: UUID) -> str:
@@ -89,15 +74,19 @@ def text_completion_id(uuid: UUID) -> str:
     return f"cmpl-{uuid.hex}"
 
 
-def parse_completion_id(text: str) -> UUID | None:
-    return _parse("chatcmpl", text, "-")
-
-
 def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
     prefix, _, digits = text.partition(divider)
     if prefix != expected or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
         return None
     return UUID(hex=digits)
+
+
+# The UUID of an id that this server could have made, else None.
+parse_response_id = partial(_parse, "resp")
+parse_conversation_id = partial(_parse, "conv")
+parse_webhook_endpoint_id = partial(_parse, "we")
+parse_webhook_id = partial(_parse, "wh")
+parse_completion_id = partial(_parse, "chatcmpl", divider="-")
 
 
 def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:

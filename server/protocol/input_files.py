@@ -16,9 +16,7 @@ from server.protocol import bounded_process
 MAX_FILE_TEXT = 1_048_576
 """Maximum bytes of one file's text, all of which goes into the prompt."""
 
-
 _PDF_TYPE = "data:application/pdf"
-
 
 MAX_PDF = 8 * 1024 * 1024
 MAX_PAGES = 500
@@ -54,10 +52,6 @@ class ExtractionBusy(Exception):
         self.own = own
 
 
-class PdfError(ValueError):
-    """The PDF cannot be read; the message is sent to the client."""
-
-
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
@@ -78,10 +72,7 @@ def storable_file_data(data: str, *, needs_text: bool = True) -> str:
     if not is_pdf(content):
         file_text(data)
         return data
-    try:
-        text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
-    except PdfError as error:
-        raise FileError(str(error)) from error
+    text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
     return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
 
 
@@ -135,9 +126,9 @@ def is_pdf(content: bytes) -> bool:
 
 
 def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str:
-    """The text of all pages in at most `most_bytes`. Blocks. Raises PdfError or ExtractionBusy."""
+    """The text of all pages in at most `most_bytes`. Blocks. Raises FileError or ExtractionBusy."""
     if len(content) > MAX_PDF:
-        raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
+        raise FileError(f"The PDF is larger than {MAX_PDF} bytes.")
     key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)
     with _cache_lock:
         answer = _cache.get(key)
@@ -152,8 +143,8 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     if answer["error"] == "empty" and not needs_text:
         return ""
     if answer["error"] == "long":
-        raise PdfError(f"The text of the PDF is larger than {most_bytes} bytes.")
-    raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
+        raise FileError(f"The text of the PDF is larger than {most_bytes} bytes.")
+    raise FileError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
 
 
 def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from contextvars import ContextVar
 from typing import Final, Literal, Protocol
 
@@ -10,7 +11,7 @@ from server.protocol.responses.items import InputImage
 
 CONTENT_PREFIX: Final = "sha256:"
 """With the digest in hex: the `content` of a stored picture."""
-_DIGEST_CHARACTERS = 64
+_CONTENT = re.compile(f"{CONTENT_PREFIX}([0-9a-f]{{64}})")
 
 
 def content_of(digest: bytes) -> str:
@@ -19,12 +20,8 @@ def content_of(digest: bytes) -> str:
 
 def parse_content(content: object) -> bytes | None:
     """The digest in a stored picture's `content`; None if it has none."""
-    if not isinstance(content, str) or len(content) != len(CONTENT_PREFIX) + _DIGEST_CHARACTERS:
-        return None
-    prefix, digest = content[: len(CONTENT_PREFIX)], content[len(CONTENT_PREFIX) :]
-    if prefix != CONTENT_PREFIX or not set(digest) <= set("0123456789abcdef"):
-        return None
-    return bytes.fromhex(digest)
+    match = _CONTENT.fullmatch(content) if isinstance(content, str) else None
+    return bytes.fromhex(match[1]) if match else None
 
 
 class ImageSource(Protocol):

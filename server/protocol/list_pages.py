@@ -1,20 +1,26 @@
 """Pages of OpenAI's list endpoints."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from server.protocol.completions.objects import (
-    StoredCompletion,
-    StoredMessage,
-)
+from server.protocol.completions.objects import StoredCompletion, StoredMessage
 from server.protocol.conversations import Conversation
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response
 
 T = TypeVar("T")
+
+
+class PageRequest(NamedTuple):
+    """The part of a list that a request asks for."""
+
+    after: str | None
+    """The id of the object that the page comes after."""
+    limit: int
+    newest_first: bool
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

@@ -28,7 +28,6 @@ from server.supervised_thread import SupervisedThread
 log = logging.getLogger("holdfast.claimer")
 
 POLL_SECONDS = 1.0
-"""The time between two queries without a notification."""
 THOROUGH_POLLS = 5
 """Every so many polls a replica looks for responses that are to be ended, even if another one should."""
 MAX_BATCH = 64
@@ -146,9 +145,7 @@ class Claimer:
         on_left_over: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
-        """A response is given up after `max_deaths` replicas died while they ran it. `on_left_over` is called
-        when this replica cannot run all that it has queued.
-        """
+        """A response is given up after `max_deaths`; `on_left_over`: more is queued than can run here."""
         self._database = database
         self._replica = replica
         self._served = served
@@ -339,9 +336,7 @@ class Claimer:
             raise
 
     def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The rebuilt run; None if that fails, after which nothing is left to do for it now. Raises
-        _Unreadable if others cannot be read either, or DatabaseError.
-        """
+        """The rebuilt run; None if nothing is left to do now. Raises _Unreadable or DatabaseError."""
         try:
             with self._database.begin() as connection:
                 rebuilt = rebuild(connection, claimed, self._served)

@@ -186,9 +186,7 @@ class Heartbeat:
         return heartbeats
 
     def _release_lost(self, owned: Sequence[ResponseKey]) -> int:
-        """Releases those that this replica does not run; returns how many. Locked rows are left to the next
-        turn, as waiting would delay the heartbeat.
-        """
+        """Releases those that do not run here, but locked rows, which would delay the heartbeat."""
         lost = [key for key in owned if not self._recorder.answers_for(key.id)]
         if not lost:
             return 0
@@ -209,7 +207,6 @@ class StoringWatch:
         self._since: float | None = None
 
     def may_beat(self, now: float, *, stores: bool) -> bool:
-        """Whether to renew the lease now."""
         if stores:
             self._since = None
             return True

@@ -83,9 +83,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
 def _take_weights(
     connection: Connection, stored: StoredResponse, served: LoadedModel, logged: RunLog
 ) -> bool:
-    """Whether the weights here may continue the response. One without a token takes them, whatever its row
-    says.
-    """
+    """Whether the weights here may continue the response; one without a token takes them."""
     weights = served.weights_of(stored.model)
     if logged.token_chunks:
         if None in (stored.weights, weights) or stored.weights == weights:

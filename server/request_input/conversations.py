@@ -14,8 +14,8 @@ from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
-from server.protocol.error_object import DecodeFailure
-from server.protocol.list_pages import Page, make_page
+from server.protocol.error_object import unsupported_value
+from server.protocol.list_pages import Page, PageRequest, make_page
 from server.protocol.responses.input import CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.request_input import resolve_input, stored_input
@@ -45,7 +45,6 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
 def list_stored(
     database: Database, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of a tenant's conversations, by age."""
     listed = database.retry(
         lambda connection: store.list_page(connection, tenant, after, limit, newest_first=newest_first)
     )
@@ -125,21 +124,17 @@ def delete_item(database: Database, caller: Caller, conversation: UUID, item_id:
     return to_wire(locked)
 
 
-def list_items(
-    database: Database, tenant: str, conversation: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page[msgspec.Raw]:
+def list_items(database: Database, tenant: str, conversation: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
         kind = "an item of this conversation"
-        page = item_page(
-            connection, CONVERSATION_LIST, tenant, conversation, after, limit, kind, newest_first=newest_first
-        )
+        page = item_page(connection, CONVERSATION_LIST, tenant, conversation, asked, kind)
         return page_with_image_urls(connection, tenant, page)
 
     page = database.read(work)
-    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
 
 
 def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:
@@ -176,10 +171,8 @@ def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
     parsed = read_input(list(items), "items")
     for item in parsed:
         if isinstance(item, CompactionTrigger):
-            raise DecodeFailure(
-                "A conversation is compacted by a response: send the trigger with a request for one.",
-                "items",
-                "unsupported_value",
+            raise unsupported_value(
+                "A conversation is compacted by a response: send the trigger with a request for one.", "items"
             )
     return parsed
 

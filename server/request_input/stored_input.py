@@ -1,6 +1,4 @@
-"""Reads what a request refers to: a previous response, a conversation, items, pictures. What another tenant
-has is refused in the words for what never existed.
-"""
+"""Reads what a request refers to; what another tenant has is refused in the words for what never existed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

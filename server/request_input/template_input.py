@@ -31,9 +31,7 @@ def read_templated_input(
 def expand(
     request: CreateResponse, reference: PromptReference, version: int, template: Template
 ) -> tuple[CreateResponse, list[Item]]:
-    """The request with the template's instructions, unless it has its own, and used version; and the
-    template's items. Raises DecodeFailure for wrong variables. Pure.
-    """
+    """The request with the template's instructions and version, and its items. Raises DecodeFailure. Pure."""
     filled = fill(template, reference.variables or {})
     changed = msgspec.structs.replace(
         request,

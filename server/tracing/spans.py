@@ -42,9 +42,7 @@ class Tracer(Protocol):
         start_ns: int | None = None,
         span_id: int | None = None,
     ) -> Span | None:
-        """A span, or None if it is not sampled. A malformed `parent` is ignored; `span_id` is random without
-        one.
-        """
+        """A span, None if it is not sampled; a malformed `parent` is ignored, and ids are random."""
 
     def close(self) -> None:
         """Exports what has ended, for two seconds at most."""

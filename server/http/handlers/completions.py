@@ -126,9 +126,7 @@ def list_chats(services: Services, caller: Caller, request: Request, _body: byte
         metadata=query_and_headers.metadata(request),
         completions=True,
     )
-    listed = stored_chat.list_completions(
-        services.database, caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
-    )
+    listed = stored_chat.list_completions(services.database, caller.tenant, filters, page)
     return json_response(request, listed)
 
 
@@ -159,15 +157,8 @@ def delete_chat(services: Services, caller: Caller, request: Request, _body: byt
 
 def list_messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    page = query_and_headers.page_request(request, "asc")
-    listed = stored_chat.list_messages(
-        services.database,
-        caller.tenant,
-        _completion_id(request),
-        page.after,
-        page.limit,
-        newest_first=page.newest_first,
-    )
+    page, first = query_and_headers.page_request(request, "asc"), _completion_id(request)
+    listed = stored_chat.list_messages(services.database, caller.tenant, first, page)
     return json_response(request, listed)
 
 

@@ -82,15 +82,8 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, URLs are given always"""
     query_and_headers.include_values(request)
-    page = query_and_headers.page_request(request)
-    listed = conversations.list_items(
-        services.database,
-        caller.tenant,
-        _conversation_id(request),
-        page.after,
-        page.limit,
-        newest_first=page.newest_first,
-    )
+    asked, conversation = query_and_headers.page_request(request), _conversation_id(request)
+    listed = conversations.list_items(services.database, caller.tenant, conversation, asked)
     return json_response(request, listed)
 
 

@@ -194,22 +194,16 @@ def list_stored(services: Services, caller: Caller, request: Request, _body: byt
         status=status,  # type: ignore[arg-type]  # looked up in its own values
         metadata=query_and_headers.metadata(request),
     )
-    page = list_responses(
-        services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
-    )
-    return json_response(request, page)
+    return json_response(request, list_responses(services.database, caller.tenant, filters, asked))
 
 
 def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/responses/{response_id}/input_items; pictures' URLs only if `include` names them"""
-    asked = query_and_headers.page_request(request)
     page = list_input_items(
         services.database,
         caller.tenant,
         response_id(request),
-        asked.after,
-        asked.limit,
-        newest_first=asked.newest_first,
+        query_and_headers.page_request(request),
         image_urls=IMAGE_URLS in query_and_headers.include_values(request),
     )
     if page is None:

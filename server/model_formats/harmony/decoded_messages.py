@@ -114,9 +114,7 @@ _ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in these tokens, which begin at a message boundary. Raises nothing. The last one may be
-    incomplete; a header alone is none.
-    """
+    """The messages in tokens from a boundary on; the last may be incomplete. Raises nothing."""
     messages: list[dict[str, Any]] = []
     complete = 0
     header: list[int] = []

@@ -1,6 +1,4 @@
-"""Builds gpt-oss's output grammar over its control tokens: channels, tool calls and the final answer. Pure.
-Analysis and commentary are free; the last message is the answer or a call.
-"""
+"""Builds gpt-oss's output grammar: analysis and commentary are free, then the answer or a call. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence

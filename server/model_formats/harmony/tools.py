@@ -99,12 +99,11 @@ def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def encodable(text: str) -> str:
     """The text without lone surrogates, and with runs beyond `MAX_RUN` split or shortened."""
-    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
 
+    def cut(word: re.Match[str]) -> str:
+        return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
 
-def _cut(word: re.Match[str]) -> str:
-    """The word with a space after every `MAX_RUN` characters."""
-    return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
+    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(cut, clean(text)))
 
 
 class _Writer:

@@ -1,6 +1,4 @@
-"""Locates gpt-oss's vocabulary file o200k_base.tiktoken (base64 and rank of each text token, SHA-256
-checked), or derives it from tokenizer.json, without network access.
-"""
+"""Locates gpt-oss's vocabulary file, whose SHA-256 is checked, or makes it of tokenizer.json; no network."""
 
 import base64
 import hashlib

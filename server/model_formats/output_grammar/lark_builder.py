@@ -33,7 +33,6 @@ class GrammarBuilder:
         return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, TEXT]))
 
     def literal(self, text: str) -> str:
-        """The expression of exactly this text."""
         pieces = self._markup.grammar_pieces(self._markup.restore(text))
         if not pieces:
             return '""'

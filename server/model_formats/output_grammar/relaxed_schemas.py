@@ -13,12 +13,7 @@ from typing import Any
 from engine.grammar.schema_references import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
-from server.model_formats.output_grammar.argument_schemas import (
-    ALL_TYPES,
-    ANY_OBJECT,
-    MAX_COUNT,
-    types_of,
-)
+from server.model_formats.output_grammar.argument_schemas import ALL_TYPES, ANY_OBJECT, MAX_COUNT, types_of
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -51,9 +46,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 def forced_grammar(
     tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
-    """The grammar of the strictest of `forced_levels`, with the looser in `relaxed`. Raises the first
-    PromptError if `make` raises it for all.
-    """
+    """The strictest of `forced_levels`, with the looser in `relaxed`. Raises PromptError if all do."""
     error: PromptError | None = None
     grammars: list[StructuredOutput | None] = []
     for level in forced_levels(tools):

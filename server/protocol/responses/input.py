@@ -6,24 +6,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol import ids
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.content_parts import (
-    TypeReader,
-    abbreviated,
-    read_parts,
-    refuse_deep,
-)
+from server.protocol.error_object import DecodeFailure, unsupported_value
+from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
 from server.protocol.responses.items import (
     HOSTED_ID_PREFIXES,
     ID_PREFIXES,
     MAX_TEXT,
+    AdditionalTools,
     Caller,
     CallStatus,
     Compaction,
+    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -42,18 +39,21 @@ from server.protocol.responses.items import (
     OutputText,
     Reasoning,
     ReasoningText,
+    ReasoningUpdate,
     Role,
     SummaryText,
     Text,
     decode_item,
     encode_item,
 )
-from server.protocol.responses.request import InputContentParam
-from server.protocol.responses.settings_input import (
-    AdditionalToolsParam,
-    ConfigurationUpdateParam,
-    read_additional_tools,
-    read_configuration_update,
+from server.protocol.responses.request import MAX_TOOLS, InputContentParam, TextFormat, ToolParam
+from server.protocol.responses.tools import (
+    TOOL_TYPES,
+    McpTool,
+    declaration,
+    declared_name,
+    read_tools,
+    refuse_deferred,
 )
 
 _SENT_PREFIXES: dict[type[Item], str] = {
@@ -66,8 +66,6 @@ _SENT_PREFIXES: dict[type[Item], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ItemReference:
-    """A stored item, referenced by its id."""
-
     id: str
     path: str
 
@@ -200,9 +198,7 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem:
         item: InputItem = reader.read(element, path)
         return _with_sent_id(item, element)
     if not isinstance(kind, str) or kind not in OPAQUE_ITEM_TYPES:
-        raise DecodeFailure(
-            f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
-        )
+        raise unsupported_value(f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type")
     refuse_deep(element, path)
     convert(element, _HostedCall, path)
     return _with_sent_id(OtherItem("", "completed", {**element, "type": kind}), element)
@@ -216,9 +212,7 @@ def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
 
 
 def has_lasting_id(item: Item) -> bool:
-    """Whether the item keeps this id, which is well-formed for its type. An MCP item's never lasts, as it
-    says whether this server has written it.
-    """
+    """Whether the id is well-formed for its type. An MCP item's never lasts: it tells who wrote it."""
     prefix = _SENT_PREFIXES.get(type(item))
     return prefix is not None and ids.is_item_id(item.id, prefix)
 
@@ -269,6 +263,69 @@ def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
+class _AdditionalTools(msgspec.Struct, kw_only=True):
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
+    role: Literal["developer"] = "developer"
+
+
+class _UpdatedFormat(TextFormat, frozen=True):
+    type: Literal["text", "json_schema"]
+
+
+class _UpdatedText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: _UpdatedFormat
+
+
+class _ConfigurationUpdate(msgspec.Struct, kw_only=True):
+    reasoning: ReasoningUpdate | None = None
+    text: _UpdatedText | None = None
+
+
+def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
+    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
+    refuse_deep(element, path)
+    param: _AdditionalTools = convert(element, _AdditionalTools, path)
+    supported = {tool.name: tool for tool in read_tools(param.tools, f"{path}.tools")}
+    refuse_deferred(param.tools, f"{path}.tools")
+    tools = []
+    for index, tool in enumerate(param.tools):
+        if tool["type"] not in TOOL_TYPES:
+            tools.append(tool)
+            continue
+        read = supported[declared_name(tool)]
+        if isinstance(read, McpTool) and (secret := read.secret_field):
+            raise DecodeFailure(
+                "Headers and queries for an MCP server are never stored, and this item is: declare the "
+                "server among the request's tools.",
+                f"{path}.tools[{index}].{secret}",
+                "unsupported_parameter",
+            )
+        tools.append(declaration(read))
+    return AdditionalTools("", tools)
+
+
+def _read_configuration_update(element: dict[str, Any], path: str) -> ConfigurationUpdate:
+    refuse_deep(element, path)
+    param: _ConfigurationUpdate = convert(element, _ConfigurationUpdate, path)
+    if param.reasoning is None and param.text is None:
+        raise DecodeFailure(
+            "A configuration_update has reasoning, text, or both.",
+            f"{path}.reasoning",
+            "missing_required_parameter",
+        )
+    text: dict[str, Any] | UnsetType = UNSET
+    if param.text is not None:
+        if param.text.format.type == "json_schema" and param.text.format.schema is None:
+            raise DecodeFailure(
+                "A json_schema format needs a schema.",
+                f"{path}.text.format.schema",
+                "missing_required_parameter",
+            )
+        fields = msgspec.structs.asdict(param.text.format)
+        text = {"format": {name: value for name, value in fields.items() if value is not None}}
+    return ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)
+
+
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
@@ -288,8 +345,8 @@ ITEM_READERS: dict[str, TypeReader] = {
     "item_reference": TypeReader(
         _Reference, lambda element, path: ItemReference(convert(element, _Reference, path).id, path)
     ),
-    "additional_tools": TypeReader(AdditionalToolsParam, read_additional_tools),
-    "configuration_update": TypeReader(ConfigurationUpdateParam, read_configuration_update),
+    "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
+    "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
 }
 """By `type`, which is optional for messages."""
 

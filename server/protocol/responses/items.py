@@ -360,7 +360,6 @@ IMAGE_UNSEEN = "[An image was given here. This model reads text only and cannot 
 
 
 def plain_text(parts: Sequence[ContentPart]) -> str:
-    """The text of content parts in the prompt."""
     return "".join(_text_of(part) for part in parts)
 
 

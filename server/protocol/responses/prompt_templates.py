@@ -1,6 +1,4 @@
-"""Stored prompts: instructions and messages in which `{{name}}` is replaced by a request's variable, once,
-without conditions or loops. Pure.
-"""
+"""Stored prompts: in instructions and messages `{{name}}` is replaced once by a request's variable. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +7,7 @@ from typing import Any
 import msgspec
 
 from server.protocol.decode import decode
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, invalid_value
 from server.protocol.responses.input import ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
@@ -90,10 +88,8 @@ def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
     """Checks the length before substitution: a short template can repeat a long value many times."""
     size = sum(len(text) + sum(len(values[match[1]]) for match in _VARIABLE.finditer(text)) for text in texts)
     if size > MAX_TEXT:
-        raise DecodeFailure(
-            f"With these variables the prompt is longer than {MAX_TEXT} characters.",
-            "prompt.variables",
-            "invalid_value",
+        raise invalid_value(
+            f"With these variables the prompt is longer than {MAX_TEXT} characters.", "prompt.variables"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.error_object import DecodeFailure, ErrorDetail, missing_parameter
+from server.protocol.error_object import ErrorDetail, invalid_value, missing_parameter
 from server.protocol.ids import MAX_REQUEST_ID
 
 
@@ -25,8 +25,7 @@ ToolChoiceParam = Annotated[
 ]
 
 Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=16),
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -75,10 +74,9 @@ def check_format_name(name: str | None, param: str) -> None:
     if name is None:
         raise missing_parameter(param)
     if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
-        raise DecodeFailure(
+        raise invalid_value(
             f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
             param,
-            "invalid_value",
         )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, missing_parameter
+from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter, unsupported_value
 from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
 
@@ -21,7 +21,6 @@ URLS_KEY = "holdfast/urls"
 MAX_URLS = 50
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
-
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
 """Callers that a tool allows: the model directly, which is the default, or programs that it writes."""
@@ -109,6 +108,13 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     @property
     def name(self) -> str:
         return self.server_label
+
+    @property
+    def secret_field(self) -> str | None:
+        """The field that is never stored: a URL with a query, headers, or a token."""
+        if "?" in (self.server_url or ""):
+            return "server_url"
+        return "headers" if self.headers else "authorization" if self.authorization else None
 
     @property
     def offered(self) -> list[ListedTool]:
@@ -257,10 +263,8 @@ def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolC
         case {"type": str()}:
             named: _NamedTool = convert(choice, _NamedTool, "tool_choice")
             return _required_choice(_chosen_names(named, tools, "tool_choice"), tools)
-    raise DecodeFailure(
-        "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
-        "tool_choice",
-        "invalid_value",
+    raise invalid_value(
+        "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.", "tool_choice"
     )
 
 
@@ -279,10 +283,9 @@ def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str,
     if named.type in ("function", "custom") and named.name is None:
         raise missing_parameter(f"{path}.name")
     if named.type not in ("function", "custom") or named.name is None:
-        raise DecodeFailure(
+        raise unsupported_value(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
             "tool_choice",
-            "unsupported_value",
         )
     return (named.name,)
 
@@ -291,10 +294,8 @@ def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolCh
     known = callable_names(tools)
     missing = [name for name in names or () if name not in known]
     if missing:
-        raise DecodeFailure(
-            f"tool_choice names '{missing[0][:100]}', which is not among the tools.",
-            "tool_choice",
-            "invalid_value",
+        raise invalid_value(
+            f"tool_choice names '{missing[0][:100]}', which is not among the tools.", "tool_choice"
         )
     if not known:
         raise DecodeFailure("There are no tools to choose from.", "tool_choice", "invalid_value")
