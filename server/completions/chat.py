@@ -53,8 +53,6 @@ from server.protocol.responses.items import (
     CustomToolCall,
     FunctionCall,
     Logprob,
-    Message,
-    OutputText,
     Reasoning,
 )
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
@@ -302,8 +300,7 @@ def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
 
 
 def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
-    parts = [part for item in final.output if isinstance(item, Message) for part in item.content]
-    texts = [part for part in parts if isinstance(part, OutputText)]
+    texts = final.texts
     thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
     calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
     reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None

@@ -20,7 +20,7 @@ from server.protocol.responses.events import (
     TokenIdsEvent,
     split_frame,
 )
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, Reasoning
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, OutputText, Reasoning
 from server.protocol.responses.response import IncompleteDetails, ResponseError, Usage
 
 
@@ -37,6 +37,11 @@ class FinalChoice(msgspec.Struct, frozen=True):
     cumulative_logprob: float = 0.0
     input_messages: list[dict[str, Any]] = []
     output_messages: list[dict[str, Any]] = []
+
+    @property
+    def texts(self) -> list[OutputText]:
+        parts = [part for item in self.output if isinstance(item, Message) for part in item.content]
+        return [part for part in parts if isinstance(part, OutputText)]
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -45,7 +45,7 @@ from server.protocol.completions.objects import (
 )
 from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 from server.protocol.responses.events import OutputTextDelta
-from server.protocol.responses.items import Logprob, Message, OutputText
+from server.protocol.responses.items import Logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +292,7 @@ def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
 
 def _choice(shape: LegacyFormat, index: int, final: FinalChoice, first: FinalChoice) -> TextChoice:
     """`first` is the prompt's first answer, whose response has the log probabilities of the prompt."""
-    content = [part for item in final.output if isinstance(item, Message) for part in item.content]
-    texts = [part for part in content if isinstance(part, OutputText)]
+    texts = final.texts
     head = shape.first_tokens[index // shape.per_prompt]
     entries = [*_prompt_logprobs(first, head, shape)] if shape.echo and shape.logprobs else []
     entries += [_output_logprob(one) for part in texts for one in part.logprobs]

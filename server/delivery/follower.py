@@ -108,9 +108,7 @@ class Follower:
         return bool(updates)
 
     def _publish_alone(self, watched: Subscription) -> bool:
-        """`_publish_together` of one. If it cannot be decoded, its readers are told that there is nothing
-        more; if it took too long, it is tried again.
-        """
+        """`_publish_together` of one; an undecodable one is gone, a slow one tried again."""
         try:
             return self._publish_together([watched])
         except DatabaseError as error:

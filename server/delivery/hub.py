@@ -113,9 +113,7 @@ class Channel:
             self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds, or at
-        once if the response is not stored, to which no reader can come back.
-        """
+        """`on_abandoned` is called on the loop `grace` after the last reader, at once if not stored."""
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:

@@ -233,9 +233,7 @@ class Run:
         return bool(self._emitter.tool_calls.pending_calls)
 
     def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
-        """The events of a call's result. After the last one the next turn is due, or the response ends, if a
-        call is left for the client to make or approve.
-        """
+        """The events of a call's result; after the last one the next turn is due, or the client's call."""
         if index not in self._emitter.tool_calls.pending_calls:
             return []
         if outcome.seconds is not None:

@@ -18,8 +18,8 @@ class StopStrings:
         return bool(self._texts)
 
     def feed(self, text: str, *, ends: bool = True) -> str:
-        """The text that can be streamed; none after a match. Of several stop strings the one complete first
-        counts, then the longest, however the text was cut. If not `ends`, they are text.
+        """The text that can be streamed; none after a match. Of several stops the first complete one counts,
+        then the longest, however the text was cut; before `ends` they are text.
         """
         seen = len(self.held)
         whole = self.held + text

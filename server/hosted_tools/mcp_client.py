@@ -62,9 +62,7 @@ class McpServers:
         *,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
-        """`seconds` limits a call with its connecting, and its wait for a slot; `list_seconds` a list of
-        tools. `allowed` applies to URLs in requests.
-        """
+        """`seconds` limits a call and its wait for a slot, `list_seconds` a list; `allowed` is for URLs."""
         self.registered = registered
         self._seconds = seconds
         self._list_seconds = min(seconds, list_seconds)

@@ -1,6 +1,4 @@
-"""MCP tool discovery: a request's servers are validated and listed before its response, which stores the
-tools.
-"""
+"""MCP tool discovery: a request's servers are checked and listed before its response, which stores tools."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -241,9 +239,7 @@ class _RequestServers:
             ) from None
 
     def _check_access(self, tool: McpTool, path: str) -> None:
-        """Raises ToolNotAllowed for a server that the caller's key may not use. One at a URL is known by that
-        and its host, never by its label, which the request chooses.
-        """
+        """Raises ToolNotAllowed by a server's URL or host, never by the label a request chooses."""
         names: tuple[str | None, ...]
         if tool.server_url is not None:
             names = (tool.server_url, tool.server_url.partition("?")[0], urlsplit(tool.server_url).hostname)

@@ -128,9 +128,7 @@ async def call_tool(
     tenant: str,
     server: str,
 ) -> "CallToolResult":
-    """The tool's result, once the tenant has had a slot. Raises NoSlot after `seconds` without one, and
-    TimeoutError `seconds` after the call began.
-    """
+    """The tool's result. Raises NoSlot, or TimeoutError `seconds` after the call began."""
     limits: dict[Hashable, int] = {
         ("server", server): MAX_PER_SERVER,
         ("pair", tenant, server): MAX_PER_TENANT_AND_SERVER,

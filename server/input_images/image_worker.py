@@ -1,6 +1,4 @@
-"""Worker that writes a picture as a PNG with Pillow, or as JSON `{"error": ...}` with `type`, `broken`,
-`large`, `narrow` or `empty`. Run by `bounded_process` as a file.
-"""
+"""Worker that writes a picture as a PNG with Pillow, or an error as JSON. Run by `bounded_process` as a file."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Worker that draws a PDF's pages with PDFium, as PNGs after a line of JSON: `{"sizes": [...]}`, or
-`{"error": ...}` with `encrypted`, `pages`, `large` or `broken`. Run by `bounded_process` as a file.
-"""
+"""Worker that draws a PDF's pages as PNGs, after a line of JSON: `{"sizes": [...]}` or `{"error": ...}`."""
 
 import io
 import json

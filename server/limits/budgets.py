@@ -100,8 +100,8 @@ class Budgets:
     def reserve(
         self, caller: Caller, reservation: BudgetReservation, demands: Sequence[Demand]
     ) -> list[int] | None:
-        """Reserves for a request's responses, in place of what it had; returns the output tokens that each
-        may have, None without a budget. Raises BudgetExceeded or DatabaseError.
+        """Reserves anew for a request; returns the output of each response, None without a budget. Raises
+        BudgetExceeded or DatabaseError.
         """
         limits = caller.settings.limits
         owners = _owners(caller.tenant, caller.key_id, caller.counted_as, caller.limits, limits)

@@ -1,6 +1,4 @@
-"""`LongPromptLimit`: how many long texts are tokenized at a time, fair between tenants. Short ones never
-wait.
-"""
+"""`LongPromptLimit`: how many long texts are tokenized at a time, fair between tenants. Short ones pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -63,9 +63,7 @@ class UnfinishedResponses:
     def reserve(
         self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0, input_bytes: int = 0
     ) -> None:
-        """Counts these responses, or none, and the bytes of pictures and of input that they share until the
-        last one's end. Raises as `check` does.
-        """
+        """Counts these responses, or none, and bytes that they share. Raises as `check` does."""
         shared = _SharedBytes(len(responses), image_bytes, input_bytes)
         with self._lock:
             self._check(caller, len(responses))

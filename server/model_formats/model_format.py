@@ -236,9 +236,7 @@ class ModelFormat(Protocol):
         """The prompt. Raises PromptError if the model's template refuses it, and PromptTooLong."""
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """The tokens of a text in which control tokens may be spelled out; `special` adds BOS and EOS. Raises
-        PromptError, and PromptTooLong beyond `limit` tokens.
-        """
+        """The tokens of a text, with BOS and EOS if `special`. Raises PromptError and PromptTooLong."""
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""

@@ -170,9 +170,7 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop to `sink`; consumes and returns the stop, or "". With
-        `drops_half`, a stop that the end cuts off is not passed on.
-        """
+        """Passes the text before the first stop to `sink`; returns the stop, which is consumed, or ""."""
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:

@@ -138,9 +138,7 @@ def host_and_port(url: httpx.URL) -> tuple[str, int]:
 
 
 def check_addresses(host: str, resolved: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
-    """The addresses of a host, parsed. Raises Refused unless all are allowed, alike for names that do not
-    exist and internal ones, which so cannot be probed.
-    """
+    """A host's addresses. Raises Refused unless all are allowed, alike for unknown and internal names."""
     refusal = Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
     try:
         addresses = [ip_address(text) for text in resolved]

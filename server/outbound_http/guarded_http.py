@@ -293,9 +293,7 @@ def guarded_client(
     seconds: float = MAX_SECONDS,
     lookup: Lookup = look_up,
 ) -> httpx.AsyncClient:
-    """A client that connects to allowed addresses only and follows no redirects. Its requests raise Refused,
-    ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
-    """
+    """A client for allowed addresses. Raises Refused, ResponseTooLarge, TimeoutError and httpx's errors."""
     return httpx.AsyncClient(
         headers=headers,
         timeout=timeout or httpx.Timeout(30.0),

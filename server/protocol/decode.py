@@ -126,9 +126,7 @@ MAX_KEYS = 1024
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """One JSON document of type `kind`, for an endpoint without names of parameters that it does not support.
-    Raises DecodeFailure whatever the document.
-    """
+    """A JSON document of type `kind`, without unsupported parameters of an endpoint. Raises DecodeFailure."""
     check_size(data, max_values)
     try:
         if endpoint is not None:

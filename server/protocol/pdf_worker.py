@@ -1,6 +1,4 @@
-"""Worker that extracts a PDF's text as JSON: `text`, or `error` (`encrypted`, `pages`, `long`, `empty`,
-`broken`). Run by `bounded_process` as a file.
-"""
+"""Worker that answers with a PDF's text, or an error, as JSON. Run by `bounded_process` as a file."""
 
 import io
 import json

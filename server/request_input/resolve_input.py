@@ -205,9 +205,7 @@ def with_own_ids(
     tenant: str,
     lasting: Container[str] = (),
 ) -> list[Item]:
-    """The items with new ids, but for lasting ones, and changed references between them. `given` is the input
-    that they were resolved from, with elements that are no items.
-    """
+    """The items with new ids, but for lasting ones, and changed references between them."""
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):

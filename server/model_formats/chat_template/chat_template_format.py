@@ -47,9 +47,7 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` is how the model writes tool calls, `image_token_id` the token of pictures, or None;
-        `grammar_token_ids` are those of `ModelInfo`.
-        """
+        """`call_format` and `image_token_id` are None if there are none; the ids are `ModelInfo`'s."""
         self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids

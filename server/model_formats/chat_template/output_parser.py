@@ -162,9 +162,7 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output, without texts in `dropped`, and, with `must_call`,
-    without a truncated beginning of a call.
-    """
+    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call."""
     answer.buffers_space = calls is not None
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])

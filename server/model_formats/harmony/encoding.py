@@ -71,9 +71,7 @@ class HarmonyEncoding:
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """The developer message's `# Tools`: each namespace's tools (`name`, `description`, `parameters` from
-        `tools.inlined_schema`) as TypeScript. Raises PromptError.
-        """
+        """The developer message's `# Tools`, as TypeScript. Raises PromptError."""
 
         def render() -> list[int]:
             groups = {

@@ -29,14 +29,7 @@ _MAX_DEPTH = 8
 _MAX_REPEATED = 16
 _TOO_MANY: list[dict[str, Any]] = [{}] * (MAX_ALTERNATIVES + 1)
 _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
-_TYPE_NAMES = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    NoneType: "null",
-    list: "array",
-}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array"}
 
 
 class SchemaBudget:
@@ -130,7 +123,7 @@ def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]
 
 def type_name(value: object) -> str:
     """The JSON type of a decoded value; `integer` for an int."""
-    return _TYPE_NAMES.get(type(value), "object")
+    return _TYPES.get(type(value), "object")
 
 
 def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:

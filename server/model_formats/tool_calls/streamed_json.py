@@ -107,9 +107,7 @@ def read_members(
     *,
     needs_comma: bool = True,
 ) -> Reader[bool]:
-    """Reads members to the second of the `brackets`, as a JSON object or list. `member` writes the comma it
-    gets, then the member. False if truncated or malformed.
-    """
+    """Reads members to the second of `brackets`; `member` writes its comma, too. False if malformed."""
     begin, end = "{}" if brackets[0] == "{" else "[]"
     closing = brackets[1]
     sink(begin)

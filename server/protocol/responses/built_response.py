@@ -1,6 +1,4 @@
-"""Builds the Response object of a live or stored response. Pure. Repeated tokens and messages, and prompt
-logprobs, are stored in the last event only: the row has no such columns.
-"""
+"""Builds the Response of a live or stored response, of which only the last event has all fields. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime

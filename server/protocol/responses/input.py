@@ -218,9 +218,7 @@ def has_lasting_id(item: Item) -> bool:
 
 
 def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
-    """The reader of items with the fields of `shape`, of which null ones become absent. MCP items keep the
-    client's id until they get their own, as approval responses refer to it.
-    """
+    """The reader of items with the fields of `shape`; null ones become absent. MCP items keep their id."""
     is_mcp = kind in HOSTED_ID_PREFIXES
     tells_status = issubclass(shape, (_Call, _Output, _McpCall))
 
