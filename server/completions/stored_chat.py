@@ -68,7 +68,7 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 def list_completions(
     database: Database, tenant: str, filters: Filters, asked: PageRequest
 ) -> Page[msgspec.Raw]:
-    """A page without undecodable completions, which are logged. Raises InvalidRequest for a bad cursor."""
+    """A page of completions; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
     def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
         """Without completions of which choices are unfinished."""

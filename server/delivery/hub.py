@@ -76,11 +76,6 @@ class Channel:
         return self.final is not None or self.gone
 
     @property
-    def has_readers(self) -> bool:
-        """Any thread."""
-        return bool(self._wakers)
-
-    @property
     def readers(self) -> int:
         """Any thread."""
         return len(self._wakers)
@@ -185,9 +180,7 @@ class Hub:
         on_abandoned: Callable[[], None],
         first_frames: Sequence[bytes] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, which is cancelled without readers.
-        A channel that was watched before is reused. Any thread, before the next `publish`.
-        """
+        """The channel of a foreground response about to run, cancelled without readers. Any thread."""
         with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
@@ -249,7 +242,7 @@ class Hub:
     def _read_channels(self) -> list[tuple[SubscriptionKey, Channel]]:
         with self._lock:
             channels = list(self._watched.items())
-        return [(key, channel) for key, channel in channels if channel.has_readers and not channel.ended]
+        return [(key, channel) for key, channel in channels if channel.readers and not channel.ended]
 
     def count_readers(self) -> int:
         """The readers of all channels. Any thread."""
@@ -260,7 +253,7 @@ class Hub:
     def is_unread(self, response_id: UUID) -> bool:
         """Whether it runs here in the foreground without readers. Any thread."""
         channel = self._opened.get(response_id)
-        return channel is not None and not channel.has_readers and not channel.ended
+        return channel is not None and not channel.readers and not channel.ended
 
     def running(self, response_id: UUID) -> Channel | None:
         """The channel opened for a run here, until its response ends. Any thread."""

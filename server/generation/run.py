@@ -178,7 +178,7 @@ class Run:
             reason = "stop"
         status, incomplete_reason = _ENDS[reason]
         if reason == "stop":
-            self._decoder.details.stop(self._decoder.stop_string)
+            self._decoder.stop()
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
         if status == "completed" and self.facts.wants_output and self._decoder.lacks_call:
@@ -263,8 +263,8 @@ class Run:
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: TokenUsage) -> None:
-        """Adds a turn. Tokens of earlier attempts count as output and not as prompt; the prompt beyond the
-        previous turn's tokens is tool output, unless that turn wrote a compaction's summary.
+        """Adds a turn. Resumed tokens are output, not prompt; tool output is what the prompt has beyond the
+        previous turn's tokens, unless that wrote a summary.
         """
         prompt, tools = usage.prompt - self._resumed_tokens, 0
         first_is_summary = self._compaction is not None and self._compaction.by_model
@@ -344,7 +344,7 @@ class Run:
             incomplete_reason=incomplete_reason,
             cancel_reason=self._cancel_reason if status == "cancelled" else None,
         )
-        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder.details)
+        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder)
         return events
 
     def _emit(self, decoded: Sequence[tuple[Delta, Sequence[Logprob]]]) -> list[Event]:

@@ -44,7 +44,6 @@ class EventNumbers:
     def event(
         self, kind: Callable[Concatenate[int, _P], wire.WholeEvent], *args: _P.args, **kwargs: _P.kwargs
     ) -> Event:
-        """The next event, of that type and with those fields after its number."""
         return wire.whole_event(kind(self.take(), *args, **kwargs))
 
 
@@ -162,7 +161,6 @@ class WrittenItem:
 
 
 def delta_kind(start: ItemStart) -> Kind:
-    """The kind of the delta events of an item that began so."""
     match start:
         case MessageStart():
             return Kind.OUTPUT_TEXT_DELTA

@@ -146,7 +146,6 @@ class McpServers:
         return failed_result("The MCP server could not be reached, or its response could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
-        """Cancel the calls of a response."""
         with self._lock:
             futures = list(self._pending_calls.get(response, ()))
         for future in futures:

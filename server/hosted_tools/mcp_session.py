@@ -1,6 +1,4 @@
-"""Asynchronous exchanges with an MCP server, which is not trusted: the bytes that it sends are limited while
-they arrive, and redirects are not followed. A local command's process lives for one exchange.
-"""
+"""Asynchronous exchanges with an MCP server, whose bytes are limited while they arrive; no redirects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence

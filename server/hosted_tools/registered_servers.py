@@ -53,9 +53,7 @@ class RegisteredServers:
     def headers(
         self, label: str, caller_headers: Mapping[str, str], tenant: str, session: str | None
     ) -> dict[str, str]:
-        """The headers sent to a server: the caller's, with token and session id replaced by the server's own:
-        a MAC of the tenant, and one of the caller's value or `session`; none without either.
-        """
+        """The caller's headers, with the server's token and a session id of MACs of tenant and session."""
         reserved = (SESSION_HEADER, TOKEN_HEADER)
         headers = {name: value for name, value in caller_headers.items() if name.lower() not in reserved}
         sessions = [value for name, value in caller_headers.items() if name.lower() == SESSION_HEADER]

@@ -55,9 +55,7 @@ class ToolLoop:
         traces: ResponseTraces | None = None,
         reserve_turn: Callable[[RunFacts, int], bool] = lambda _facts, _prompt_tokens: True,
     ) -> None:
-        """`on_call` gets each call that was made, its result and seconds. `reserve_turn` says whether budgets
-        have room for a turn with so many tokens in its prompt.
-        """
+        """`on_call` gets each call, its result and seconds; `reserve_turn` checks budgets for a prompt."""
         self._reserve_turn = reserve_turn
         self._traces = traces or ResponseTraces()
         self._engine = engine

@@ -150,7 +150,10 @@ class ImageReader:
         key = (tenant, hashlib.sha256(content).digest(), low)
         image = self._cache.get(key)
         if image is None:
-            data = self._run_worker(tenant, content, LOW_SIDE if low else MAX_SIDE)
+            side = LOW_SIDE if low else MAX_SIDE
+            data = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, side)
+            if data.startswith(b"{"):
+                raise ImageError(*_MESSAGES[json.loads(data)["error"]])
             image = NormalisedImage(data, hashlib.sha256(data).digest())
             self._cache.put(key, image)
         return image
@@ -169,12 +172,6 @@ class ImageReader:
             images.append(InputImage(detail=detail, content=data_url("image/png", files[:size])))
             files = files[size:]
         return images
-
-    def _run_worker(self, tenant: str, content: bytes, most_side: int) -> bytes:
-        output = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, most_side)
-        if output.startswith(b"{"):
-            raise ImageError(*_MESSAGES[json.loads(output)["error"]])
-        return output
 
     def _run(self, tenant: str, worker: Path, content: bytes, *bounds: int) -> bytes:
         """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""

@@ -1,4 +1,4 @@
-"""Worker that writes a picture as a PNG with Pillow, or an error as JSON. Run by `bounded_process` as a file."""
+"""Worker that writes a picture as a PNG with Pillow, or an error as JSON; run by `bounded_process`."""
 
 import io
 import json

@@ -92,9 +92,7 @@ class UnfinishedResponses:
                 del self._counts[tenant]
 
     def full_tenants(self) -> set[str]:
-        """Tenants at the limit of the setting, whose background responses the claimer skips. It claims fairly
-        and while there is room, so the default limit is not needed there.
-        """
+        """Tenants at the setting's limit; the claimer is fair and needs no other."""
         most = self._per_tenant
         with self._lock:
             return {tenant for tenant, count in self._counts.items() if most is not None and count >= most}

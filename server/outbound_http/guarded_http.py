@@ -145,8 +145,6 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """The response of a fetch."""
-
     url: str
     """After redirects."""
     status: int
@@ -371,8 +369,6 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """The head of an answer."""
-
     status: int
     retry_after: str | None
 

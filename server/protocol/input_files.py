@@ -56,16 +56,12 @@ TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
 _cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
-"""Results of the last PDFs, as a deferred request is decoded again. The tenant is part of the key, so that
-time does not tell whether another tenant sent a PDF.
-"""
+"""Results of the last PDFs, as deferred requests are decoded again; by tenant, so that time tells nothing."""
 _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` as stored: of a PDF its text, so that it is parsed once. Raises FileError or
-    ExtractionBusy. A PDF without text, as of scanned pages, is refused if `needs_text`.
-    """
+    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ExtractionBusy."""
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")

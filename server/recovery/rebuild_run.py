@@ -52,8 +52,8 @@ class Rebuilt:
 
 
 def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
-    """Reads a claimed response's log, history and request. Raises DatabaseError, OSError or MemoryError for
-    faults of the environment, and any exception if what ending needs cannot be decoded.
+    """Reads a claimed response. Raises DatabaseError, OSError or MemoryError for faults of the environment,
+    and any exception if what ending it needs cannot be decoded.
     """
     logged = read_log(connection, stored.tenant, stored.id)
     prepared = None
@@ -122,8 +122,8 @@ def _resume(
 def _replay(
     run: Run, turns: TurnBuilder, prepared: Prepared, logged: RunLog
 ) -> tuple[list[Event], EngineRequest | None]:
-    """Brings a fresh run to the end of its log; returns the events of its tokens and the engine request that
-    continues it, None at tool calls or after a stop string. Raises ApiError.
+    """Brings a fresh run to the end of its log; returns its tokens' events, and the engine request that goes
+    on, None at tool calls or after a stop string. Raises ApiError.
     """
     run.emit_start_events(logged)
     at = logged.first_token_at or run.facts.created_at

@@ -1,6 +1,4 @@
-"""`previous_input_messages`, vLLM's history that the client sends, a chat's (`role`) or harmony's (`author`),
-as items. Messages of system and developer are dropped: instructions are the newest request's.
-"""
+"""`previous_input_messages`, vLLM's history from the client, a chat's or harmony's, without instructions."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,4 @@
-"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which exports by OTLP over HTTP on a thread of its own. The
-SDK reads its own variables (OTEL_…). Its queue is bounded: without a collector spans are dropped.
-"""
+"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which reads its own variables and drops spans if slow."""
 
 import threading
 from collections.abc import Iterator, Mapping

@@ -24,8 +24,6 @@ _SPACE = "/[ \\n]{0,4}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConstraints:
-    """The inputs of a grammar."""
-
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
     choice: CallChoice
@@ -86,7 +84,6 @@ def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
 
 
 def _restricts_calls(constraints: OutputConstraints) -> bool:
-    """Whether optional calls are constrained."""
     return (
         not constraints.choice.parallel
         or constraints.choice.allowed is not None

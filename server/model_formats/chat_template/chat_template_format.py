@@ -82,7 +82,6 @@ class ChatTemplateFormat:
         return bool(self._template.source)
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 

@@ -283,8 +283,6 @@ def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 class _Writer:
-    """Converts turns to messages."""
-
     def __init__(
         self, template: ChatTemplate, capabilities: TemplateCapabilities, calls: ToolCallFormat | None
     ) -> None:

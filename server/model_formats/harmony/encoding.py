@@ -1,6 +1,4 @@
-"""gpt-oss's tokenizer, and its rendering of tools as TypeScript, both by openai-harmony. Thread-safe. The
-library's time is quadratic in the length of a word, and it holds the GIL, so text is encoded in pieces.
-"""
+"""gpt-oss's tokenizer, in pieces because its time is quadratic, and its tools as TypeScript. Thread-safe."""
 
 import os
 import re

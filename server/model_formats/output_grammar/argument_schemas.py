@@ -1,6 +1,4 @@
-"""Readers of the JSON schemas of tools' arguments: properties, types, `$ref` targets, `anyOf` alternatives.
-Pure. Subschemas come with the `$defs` that they may reference. Invalid keywords are ignored.
-"""
+"""Readers of JSON schemas of tools' arguments: properties, types, `$ref` targets, alternatives. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -122,7 +120,6 @@ def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]
 
 
 def type_name(value: object) -> str:
-    """The JSON type of a decoded value; `integer` for an int."""
     return _TYPES.get(type(value), "object")
 
 
