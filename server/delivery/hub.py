@@ -204,9 +204,9 @@ class Hub:
             self.publish([Published(response_id, 0, (), None, gone=True)])
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
-        """The channel of a stored response of this tenant, wherever it runs, and if `ends_unread` until it
-        has no readers. They read from the store until `begin_at` or the first `publish`. Watch a new response
-        before others can claim it, or earlier frames reach no reader here. Any thread.
+        """The channel of a stored response of this tenant, wherever it runs; if `ends_unread`, it is
+        cancelled without readers. Readers read from the store until `begin_at` or the first `publish`. Watch
+        a new response before others can claim it: frames published earlier reach no reader here. Any thread.
         """
         with self._lock:
             channel = self._channels.get(response_id)
