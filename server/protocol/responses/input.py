@@ -235,9 +235,14 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
                 fields[name] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
             elif isinstance(value, list) and kind is not Reasoning:
                 fields[name] = read_parts(value, f"{path}.{name}")
-        return kind(**{name: value for name, value in fields.items() if value is not None})
+        return kind(
+            **{name: value for name, value in fields.items() if value is not None or name == "call_id"}
+        )
 
     return TypeReader(shape, read)
+
+
+_OUTPUT_READER = _item_reader(_FunctionOutput, FunctionCallOutput)
 
 
 def _read_function_output(element: dict[str, Any], path: str) -> Item:
@@ -248,7 +253,7 @@ def _read_function_output(element: dict[str, Any], path: str) -> Item:
             f"{path}.call_id",
             "missing_required_parameter",
         )
-    item: Item = _item_reader(_FunctionOutput, FunctionCallOutput).read({"call_id": None, **element}, path)
+    item: Item = _OUTPUT_READER.read(element, path)
     return item
 
 
