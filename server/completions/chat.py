@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from server.completions.chunk_stream import (
@@ -53,12 +53,16 @@ from server.protocol.responses.items import (
     CustomToolCall,
     FunctionCall,
     Logprob,
-    Message,
-    OutputText,
     Reasoning,
 )
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
+_SAME = (
+    *("metadata", "top_logprobs", "parallel_tool_calls", "chat_template", "chat_template_kwargs"),
+    *("documents", "add_generation_prompt", "continue_final_message", "safety_identifier"),
+    *("prompt_cache_key", "truncate_prompt_tokens", "truncation_side"),
+)
+"""Parameters that a response has unchanged, beside those of all completions."""
 _TOOL_FORM = "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}."
 
 
@@ -90,37 +94,22 @@ def validate_chat_request(request: ChatRequest) -> None:
 
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
     """The request for the response that is choice number `choice`. Raises ApiError or DecodeFailure."""
+    hides_tools = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
     return ChoiceRequest(
         **choice_parameters(request, choice, request.prompt_logprobs),
+        **{name: getattr(request, name) for name in _SAME},
         choice=choice,
         include_reasoning=request.include_reasoning is not False,
         store=bool(request.store),
-        metadata=request.metadata,
         max_output_tokens=request.max_completion_tokens or request.max_tokens,
-        top_logprobs=request.top_logprobs,
         include=[LOGPROBS] if request.logprobs else None,
-        tools=[_tool(tool, index) for index, tool in enumerate(_tools_in_prompt(request))],
+        tools=[_tool(tool, index) for index, tool in enumerate(() if hides_tools else request.tools or ())],
         tool_choice=_tool_choice(request.tool_choice),
-        parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
         text=_text(request),
         structured_outputs=_structured_outputs(request),
-        chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
-        documents=request.documents,
-        add_generation_prompt=request.add_generation_prompt,
         add_special_tokens=bool(request.add_special_tokens),
-        continue_final_message=request.continue_final_message,
-        safety_identifier=request.safety_identifier,
-        prompt_cache_key=request.prompt_cache_key,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
     )
-
-
-def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    left_out = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
-    return () if left_out else request.tools or ()
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
@@ -138,28 +127,14 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     return flat
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _tool_choice(choice: Any) -> Any:
+    """The choice in the flat form of the Responses API: the inverse of `chat_choice`."""
     match choice:
-        case {"type": "function", "function": {"name": str(name)}}:
-            return {"type": "function", "name": name}
-        case {"type": "custom", "custom": {"name": str(name)}}:
-            return {"type": "custom", "name": name}
+        case {"type": "function" | "custom" as kind} if isinstance(inner := choice.get(kind), dict):
+            return {"type": kind, "name": inner["name"]} if isinstance(inner.get("name"), str) else choice
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
-            return {
-                "type": "allowed_tools",
-                "mode": mode,
-                "tools": [_flat_tool_choice(tool) for tool in tools],
-            }
-        case _:
-            return choice
-
-
-def _flat_tool_choice(tool: Any) -> Any:
-    match tool:
-        case {"type": "function", "function": {"name": str(name)}}:
-            return {"type": "function", "name": name}
-        case _:
-            return tool
+            return {"type": "allowed_tools", "mode": mode, "tools": [_tool_choice(tool) for tool in tools]}
+    return choice
 
 
 def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
@@ -180,10 +155,7 @@ def _text(request: ChatRequest) -> TextOptions | None:
     if form.type != "json_schema":
         return TextOptions(TextFormat(form.type), request.verbosity)
     schema = form.json_schema
-    if schema is None or schema.schema is None:
-        raise InvalidRequest(
-            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
-        )
+    assert schema is not None
     return TextOptions(
         TextFormat("json_schema", schema.name or "answer", schema.description, schema.schema, schema.strict),
         request.verbosity,
@@ -227,8 +199,8 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
 class ChatFormat(ChunkFormat):
     """The fields that all choices and chunks of a chat completion share."""
 
+    chunk_type = Chunk
     include_reasoning: bool = True
-    """Whether reasoning is sent."""
     role: str = "assistant"
     """The answer's role: the last message's where the model continues that message."""
     echo: str = ""
@@ -238,7 +210,7 @@ class ChatFormat(ChunkFormat):
     metadata: dict[str, str] | None = None
     """Of a stored completion; None of others."""
 
-    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[Chunk]:
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[msgspec.Struct]:
         final = event.response if isinstance(event, ChoiceEnded) else None
         for delta in self._deltas(choice, event):
             part = ChunkChoice(
@@ -250,7 +222,8 @@ class ChatFormat(ChunkFormat):
                 final.stop_reason if final else UNSET,
             )
             prompt = choice.take_prompt() if self.return_token_ids else UNSET
-            yield self.chunk([part], choice.usage if self.continuous_usage else None, prompt)
+            usage = choice.usage if self.continuous_usage else None
+            yield self.chunk([part], usage, prompt_token_ids=prompt)
 
     def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[Delta]:
         match event:
@@ -273,21 +246,6 @@ class ChatFormat(ChunkFormat):
             case ChoiceEnded():
                 return [Delta()]
         return []
-
-    def chunk(
-        self,
-        parts: list[ChunkChoice],
-        usage: CompletionUsage | None,
-        prompt: list[int] | UnsetType = UNSET,
-    ) -> Chunk:
-        return Chunk(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=parts,
-            usage=usage if self.include_usage else UNSET,
-            prompt_token_ids=prompt,
-        )
 
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
         return total_usage([finals], with_reasoning=True)
@@ -338,8 +296,7 @@ def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
 
 
 def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
-    parts = [part for item in final.output if isinstance(item, Message) for part in item.content]
-    texts = [part for part in parts if isinstance(part, OutputText)]
+    texts = final.texts
     thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
     calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
     reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None

@@ -1,14 +1,9 @@
-"""Streams of chat and legacy completions: the responses' event frames, one a choice, become chunks. Pure.
-
-Frames are rendered once, when their events are committed, and shared by all readers of a response. So a chunk
-stream decodes them: `ChunkStream` reads the events that make chunks as typed values and skips the others
-undecoded. A `ChunkFormat` makes the chunks of an event.
-"""
+"""Streams of completions: the shared event frames of their responses, one a choice, become chunks. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,7 +20,7 @@ from server.protocol.responses.events import (
     TokenIdsEvent,
     split_frame,
 )
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, Reasoning
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, OutputText, Reasoning
 from server.protocol.responses.response import IncompleteDetails, ResponseError, Usage
 
 
@@ -42,6 +37,11 @@ class FinalChoice(msgspec.Struct, frozen=True):
     cumulative_logprob: float = 0.0
     input_messages: list[dict[str, Any]] = []
     output_messages: list[dict[str, Any]] = []
+
+    @property
+    def texts(self) -> list[OutputText]:
+        parts = [part for item in self.output if isinstance(item, Message) for part in item.content]
+        return [part for part in parts if isinstance(part, OutputText)]
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -85,16 +85,9 @@ _EVENT_TYPES: dict[bytes, type[ChoiceEvent]] = {
     b"response.incomplete": ChoiceEnded,
     b"response.failed": _ChoiceFailed,
     **{
-        str(struct.__struct_config__.tag).encode(): struct
-        for struct in (
-            TokenIdsEvent,
-            OutputItemAdded,
-            OutputTextDelta,
-            ReasoningTextDelta,
-            FunctionCallArgumentsDelta,
-            CustomToolCallInputDelta,
-            StreamError,
-        )
+        str(tag).encode(): struct
+        for struct in get_args(ChoiceEvent)
+        if (tag := struct.__struct_config__.tag) is not None
     },
 }
 """The events that make chunks."""
@@ -140,6 +133,7 @@ class StreamedChoice:
 class ChunkFormat(ABC):
     """The fields that all chunks of a completion share, and the options that shape them."""
 
+    chunk_type: ClassVar[Callable[..., msgspec.Struct]]
     id: str
     created: int
     model: str
@@ -159,9 +153,16 @@ class ChunkFormat(ABC):
     def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterable[msgspec.Struct]:
         """The chunks that the event makes."""
 
-    @abstractmethod
-    def chunk(self, parts: list[Any], usage: CompletionUsage | None) -> msgspec.Struct:
+    def chunk(self, parts: list[Any], usage: CompletionUsage | None, **more: Any) -> msgspec.Struct:
         """The chunk of these parts of choices. `usage` is left out unless the request has `include_usage`."""
+        return self.chunk_type(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage if self.include_usage else UNSET,
+            **more,
+        )
 
     @abstractmethod
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from engine.vocabulary import Vocabulary
 from server.completions.chunk_stream import (
@@ -45,7 +45,7 @@ from server.protocol.completions.objects import (
 )
 from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 from server.protocol.responses.events import OutputTextDelta
-from server.protocol.responses.items import Logprob, Message, OutputText
+from server.protocol.responses.items import Logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ class LegacyPrompt:
     text: str
     token_ids: tuple[int, ...]
     first_token: str
-    """The text of its first token."""
 
 
 def validate_legacy_request(request: TextRequest) -> None:
@@ -80,7 +79,9 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    if _count_prompts(request.prompt) * generated_per_prompt(request) > MAX_TEXTS:
+    of_tokens = not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)
+    count = 1 if isinstance(request.prompt, str) or of_tokens else len(request.prompt)
+    if count * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
     return [
         _read_prompt(one, path, request, served, tenant, vocabulary)
@@ -91,11 +92,6 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
 def generated_per_prompt(request: TextRequest) -> int:
     """Answers generated for each prompt: best_of or n. The n likeliest of them are returned."""
     return max(request.best_of or 1, request.n or 1)
-
-
-def _count_prompts(prompt: str | list[Any]) -> int:
-    """The number of prompts, without looking at each."""
-    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
 def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]:
@@ -190,10 +186,7 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
         return tag
     if form.type == "json_object":
         return {"json_object": True}
-    if form.json_schema is None or form.json_schema.schema is None:
-        raise InvalidRequest(
-            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
-        )
+    assert form.json_schema is not None
     schema = form.json_schema.schema
     return {"json": json.dumps(schema if form.json_schema.strict else without_unenforced(schema))}
 
@@ -202,9 +195,9 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 class LegacyFormat(ChunkFormat):
     """The fields that all choices and chunks of a legacy completion share."""
 
+    chunk_type = TextCompletion
     prompts: Sequence[str]
     first_tokens: Sequence[str]
-    """The text of each prompt's first token."""
     per_prompt: int
     """Answers returned for each prompt (n)."""
     generated_per_prompt: int
@@ -221,7 +214,7 @@ class LegacyFormat(ChunkFormat):
         """The prompt that the choice's text begins with, if the request has `echo`."""
         return self.prompts[index // self.per_prompt] if self.echo else ""
 
-    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[TextCompletion]:
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[msgspec.Struct]:
         logprobs: Sequence[Logprob] = ()
         final = None
         match event:
@@ -246,15 +239,6 @@ class LegacyFormat(ChunkFormat):
         )
         choice.length += len(text)
         yield self.chunk([part], choice.usage if self.continuous_usage else None)
-
-    def chunk(self, parts: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
-        return TextCompletion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=parts,
-            usage=usage if self.include_usage else UNSET,
-        )
 
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
         return total_usage(self.by_prompt(finals), with_reasoning=False)
@@ -286,12 +270,12 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
     )
 
 
-def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> TextCompletion:
+def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> msgspec.Struct:
     """The completion of these final responses, which are ordered by prompt."""
     groups = shape.by_prompt(finals)
     choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]
-    return replace(shape.chunk(parts, None), usage=shape.usage(finals))
+    return replace(shape, include_usage=True).chunk(parts, shape.usage(finals))
 
 
 def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
@@ -303,8 +287,7 @@ def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
 
 def _choice(shape: LegacyFormat, index: int, final: FinalChoice, first: FinalChoice) -> TextChoice:
     """`first` is the prompt's first answer, whose response has the log probabilities of the prompt."""
-    content = [part for item in final.output if isinstance(item, Message) for part in item.content]
-    texts = [part for part in content if isinstance(part, OutputText)]
+    texts = final.texts
     head = shape.first_tokens[index // shape.per_prompt]
     entries = [*_prompt_logprobs(first, head, shape)] if shape.echo and shape.logprobs else []
     entries += [_output_logprob(one) for part in texts for one in part.logprobs]

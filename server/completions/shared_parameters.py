@@ -16,6 +16,14 @@ _NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that a beam search does not apply, with their neutral values, which are accepted."""
 
+_SAME = (
+    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "logit_bias", "stop", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids", "return_tokens_as_token_ids"),
+    *("thinking_token_budget", "skip_special_tokens", "priority", "cache_salt", "user"),
+)
+"""Parameters that a response has unchanged."""
+
 
 def refuse_unsupported(request: CompletionParameters) -> None:
     """Raises InvalidRequest or DecodeFailure with the first parameter that cannot be honoured."""
@@ -24,8 +32,12 @@ def refuse_unsupported(request: CompletionParameters) -> None:
             "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
         )
     form = request.response_format
-    if form is not None and form.type == "json_schema" and form.json_schema is not None:
-        check_format_name(form.json_schema.name, "response_format.json_schema.name")
+    if form is not None and form.type == "json_schema":
+        if form.json_schema is not None:
+            check_format_name(form.json_schema.name, "response_format.json_schema.name")
+        if form.json_schema is None or form.json_schema.schema is None:
+            param = "response_format.json_schema.schema"
+            raise InvalidRequest("A json_schema format needs a schema.", param=param)
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt come with the whole answer: set stream to false."
@@ -56,49 +68,21 @@ def choice_parameters(
 ) -> dict[str, Any]:
     """The parameters of choice number `index` of a prompt. Number 0 has the prompt's log probabilities."""
     with_prompt = prompt_logprobs is not None and index == 0
+    token_ids = bool(request.return_token_ids)
     return {
-        "model": request.model,
+        **{name: getattr(request, name) for name in _SAME},
         "input": "",
-        "stream": request.stream,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "repetition_penalty": request.repetition_penalty,
-        "logit_bias": request.logit_bias,
-        "seed": None if request.seed is None else _seed_of_choice(request.seed, index),
-        "stop": request.stop,
-        "include_stop_str_in_output": request.include_stop_str_in_output,
-        "ignore_eos": request.ignore_eos,
-        "min_tokens": request.min_tokens,
-        "stop_token_ids": request.stop_token_ids,
-        "allowed_token_ids": request.allowed_token_ids,
-        "bad_words": request.bad_words,
-        "logprob_token_ids": request.logprob_token_ids,
-        "return_tokens_as_token_ids": request.return_tokens_as_token_ids,
-        "thinking_token_budget": request.thinking_token_budget,
-        "skip_special_tokens": request.skip_special_tokens,
-        "priority": request.priority,
-        "cache_salt": request.cache_salt,
-        "user": request.user,
+        # Wrapped as a signed 64-bit integer.
+        "seed": None if request.seed is None else (request.seed + index + 2**63) % 2**64 - 2**63,
         "echo": bool(request.echo),
-        "return_token_ids": bool(request.return_token_ids),
-        "streams_token_ids": bool(
-            request.stream and (request.return_token_ids or includes_continuous_usage(request))
-        ),
+        "return_token_ids": token_ids,
+        "streams_token_ids": bool(request.stream and (token_ids or includes_continuous_usage(request))),
         "prompt_logprobs": prompt_logprobs if with_prompt else None,
         "beams": request.n or 1 if request.use_beam_search else None,
         "beam_rank": index,
         "length_penalty": 1.0 if request.length_penalty is None else request.length_penalty,
-        "enable_response_messages": True if request.return_token_ids or with_prompt else None,
+        "enable_response_messages": True if token_ids or with_prompt else None,
     }
-
-
-def _seed_of_choice(seed: int, index: int) -> int:
-    """Seed + index as a signed 64-bit integer, with overflow wrapped."""
-    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 def includes_usage(request: CompletionParameters) -> bool:

@@ -1,8 +1,4 @@
-"""Stored chat completions: retrieve, list, update and delete, through the responses that are their choices.
-
-A completion exists once all of its choices have ended as answers. Deleting one choice through /v1/responses
-removes it from its completion.
-"""
+"""Stored chat completions: retrieve, list, update, delete. One exists once all of its choices have ended."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,23 +11,20 @@ import msgspec
 from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
 from server.completions.chunk_stream import FinalChoice
 from server.delivery.image_urls import items_with_image_urls
-from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
+from server.delivery.stored_responses import as_response, bad_cursor, list_encoded, with_last_event
 from server.errors import NotFound
 from server.protocol import ids
 from server.protocol.completions.chat_messages import items_by_message, stored_message
 from server.protocol.completions.objects import StoredCompletion
-from server.protocol.completions.requests import (
-    MAX_CHOICES,
-    ChoiceRequest,
-)
+from server.protocol.completions.requests import MAX_CHOICES, ChoiceRequest
 from server.protocol.decode import decode_as
-from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
+from server.protocol.list_pages import Page, PageRequest, make_page, within_page_bytes
 from server.protocol.responses.built_response import may_have_stop_reason, wants_token_dump
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo, Response
-from server.store.content import deletion, response_pages, responses, stored_items
-from server.store.content.response_pages import ANSWERED_STATUSES, Filters, PageCursor
+from server.store.content import deletion, responses, stored_items
+from server.store.content.response_pages import ANSWERED_STATUSES, Filters
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -42,11 +35,8 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
     """Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        return _stored_completion(
-            _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first),
-            connection,
-            tenant,
-        )
+        choices = responses.get_choices(connection, tenant, _candidates(first))
+        return _stored_completion(_require_answered(choices, first), connection, tenant)
 
     return database.read(work)
 
@@ -55,16 +45,14 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        for stored in _require_answered(
-            responses.lock_choices(connection, tenant, _candidates(first)), first
-        ):
+        choices = responses.lock_choices(connection, tenant, _candidates(first))
+        for stored in _require_answered(choices, first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             encoded = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
             responses.update_choice_metadata(connection, stored, *encoded)
-        return _stored_completion(
-            responses.get_choices(connection, tenant, _candidates(first)), connection, tenant
-        )
+        choices = responses.get_choices(connection, tenant, _candidates(first))
+        return _stored_completion(choices, connection, tenant)
 
     return database.retry(work)
 
@@ -78,40 +66,27 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 
 
 def list_completions(
-    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+    database: Database, tenant: str, filters: Filters, asked: PageRequest
 ) -> Page[msgspec.Raw]:
-    """A page of completions. Raises InvalidRequest for a bad cursor.
+    """A page of completions; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
-    A completion that cannot be decoded is logged and left out.
-    """
+    def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
+        """Without completions of which choices are unfinished."""
+        for stored in rows:
+            group = responses.get_choices(connection, tenant, _candidates(stored.id))
+            if not group or any(one.status not in ANSWERED_STATUSES for one in group):
+                continue
+            try:
+                yield msgspec.json.encode(_stored_completion(group, connection, tenant))
+            except (ValueError, KeyError, TypeError):  # msgspec's errors among them
+                name = ids.completion_id(stored.id)
+                log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
-    def work(connection: Connection) -> tuple[list[bytes], bool]:
-        cursor = None
-        if after is not None:
-            first_id = ids.parse_completion_id(after)
-            cursor = page_cursor(connection, tenant, first_id, after, "a chat completion")
-        page: list[bytes] = []
-        size = 0
-        while True:
-            first, more = response_pages.bounded_page(
-                connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
-            )
-            for one in _encode_answered(connection, tenant, first):
-                if len(page) == limit or size >= MAX_BYTES:
-                    return page, True
-                page.append(one)
-                size += len(one)
-            if not more:
-                return page, False
-            cursor = PageCursor(first[-1].created_at, first[-1].id)
-
-    page, more = database.read(work)
-    return make_page(page, limit, more=more)
+    parse_id = ids.parse_completion_id
+    return list_encoded(database, tenant, filters, asked, parse_id, "a chat completion", encode)
 
 
-def list_messages(
-    database: Database, tenant: str, first: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page[msgspec.Raw]:
+def list_messages(database: Database, tenant: str, first: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
@@ -119,16 +94,16 @@ def list_messages(
         payloads = stored_items.input_items(connection, tenant, first)
         groups = items_by_message(map(decode_item, payloads))
         named = [(f"{ids.completion_id(first)}-{index}", group) for index, group in enumerate(groups)]
-        rest = _after(named[::-1] if newest_first else named, after)
+        rest = _after(named[::-1] if asked.newest_first else named, asked.after)
         page = within_page_bytes(
             msgspec.json.encode(stored_message(items_with_image_urls(connection, tenant, group), message_id))
-            for message_id, group in rest[:limit]
+            for message_id, group in rest[: asked.limit]
         )
         encoded = list(page)
         return encoded, len(rest) > len(encoded)
 
     page, more = database.read(work)
-    return make_page(page, limit, more=more)
+    return make_page(page, asked.limit, more=more)
 
 
 def _after(messages: list[tuple[str, list[Item]]], after: str | None) -> list[tuple[str, list[Item]]]:
@@ -151,26 +126,10 @@ def _candidates(first: UUID) -> list[UUID]:
 
 def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
     """The choices, all of which have ended as answers. Raises NotFound."""
-    if (
-        not choices
-        or choices[0].id != first
-        or any(stored.status not in ANSWERED_STATUSES for stored in choices)
-    ):
+    answered = all(stored.status in ANSWERED_STATUSES for stored in choices)
+    if not choices or choices[0].id != first or not answered:
         raise unknown(first)
     return choices
-
-
-def _encode_answered(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
-    """The JSON of the completions with these first choices, without unfinished and undecodable ones."""
-    for stored in first:
-        group = responses.get_choices(connection, tenant, _candidates(stored.id))
-        if not group or any(one.status not in ANSWERED_STATUSES for one in group):
-            continue
-        try:
-            yield msgspec.json.encode(_stored_completion(group, connection, tenant))
-        except (ValueError, KeyError, TypeError):  # msgspec's errors among them
-            name = ids.completion_id(stored.id)
-            log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
 
 def _stored_completion(

@@ -78,8 +78,3 @@ def check_token_count(token_ids: Sequence[int], served: LoadedModel) -> None:
     """Raises InvalidRequest for more tokens than a prompt may have; one may spell hundreds of bytes."""
     if len(token_ids) > (limit := _max_counted(served)):
         raise InvalidRequest(f"Up to {limit} tokens are spelled; these are {len(token_ids)}.", param="tokens")
-
-
-def pieces_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The tokens as strings of the tokenizer, such as `Ġa` or `▁a` for ` a`."""
-    return [vocabulary.piece(token) for token in token_ids]

@@ -1,8 +1,4 @@
-"""The follower thread: reads committed events of responses that run elsewhere, for their readers here.
-
-It reads the logs of all watched responses in one query, again and again with pauses, the first time when a
-reader comes.
-"""
+"""The follower thread: reads the logs of watched responses that run elsewhere, for their readers here."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,18 +10,13 @@ from server.delivery.stored_responses import read_update
 from server.logs.context import response_fields
 from server.store import log_read
 from server.store.database import Connection, Database
-from server.store.database_errors import (
-    DatabaseError,
-    classify_read,
-    is_unavailable,
-)
+from server.store.database_errors import DatabaseError, classify_read, is_unavailable
 from server.store.log_read import Subscription, SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
 
 MIN_POLL_SECONDS = 0.05
-"""The shortest time between two reads of all watched logs."""
 IDLE_SECONDS = 1.0
 POLL_SHARE = 0.1
 """The largest share of the thread's time for reading all logs."""
@@ -38,10 +29,7 @@ _MAX_RETRY_SECONDS = 5.0
 
 
 def pause_after(seconds: float, quiet: int) -> float:
-    """Seconds until the next read of all logs, after one that took `seconds`.
-
-    `quiet` is how many reads in a row have found nothing. Pure.
-    """
+    """Seconds until the next read, after one that took `seconds` and `quiet` that found nothing. Pure."""
     pause = max(MIN_POLL_SECONDS, seconds / POLL_SHARE) * 2.0 ** min(quiet, QUIET_DOUBLINGS)
     return min(pause, MAX_POLL_SECONDS)
 
@@ -50,23 +38,15 @@ class Follower:
     """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        runs_here: Callable[[UUID], bool],
-        on_fatal: Callable[[], None],
+        self, database: Database, hub: Hub, runs_here: Callable[[UUID], bool], on_fatal: Callable[[], None]
     ) -> None:
-        """`runs_here` returns whether this process runs a response, and so publishes its frames itself.
-
-        `on_fatal` is called when the thread gives up.
-        """
+        """`runs_here`: this process runs a response, and so publishes its frames itself."""
         self._database = database
         self._hub = hub
         self._runs_here = runs_here
         self._due = self._due_for_new_readers = monotonic()
         """When the logs are read next, and when if a reader comes."""
         self._quiet = 0
-        """Reads in a row that have found nothing."""
         self._failed = False
         self.thread = SupervisedThread(
             "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
@@ -128,9 +108,7 @@ class Follower:
         return bool(updates)
 
     def _publish_alone(self, watched: Subscription) -> bool:
-        """`_publish_together` of one. If what is stored cannot be decoded, its readers are told that there is
-        nothing more; if it took too long, it is tried again with the next read.
-        """
+        """`_publish_together` of one; an undecodable one is gone, a slow one tried again."""
         try:
             return self._publish_together([watched])
         except DatabaseError as error:

@@ -1,13 +1,11 @@
 """Live streams: the hub's channels of committed frames, the readers that wait on them, responses without any.
-
 Frames come from the recorder if the response runs here, else from the follower. A channel keeps the tail of
-its response's frames, and a reader only a position. A reader that falls behind the tail continues from the
-store, so a slow client costs no memory. Channels change on the event loop only; other threads use
-`call_soon_threadsafe`, once per commit and not once per event.
+its response's frames, and a reader only a position: behind the tail it continues from the store, so a slow
+client costs no memory. Channels change on the event loop only; others use `call_soon_threadsafe`, once per
+commit.
 
-`Abandonment` cancels foreground responses that lost their last reader, unless another replica has readers of
-them. With each heartbeat a replica publishes which responses it reads that run elsewhere. So before a
-response is cancelled, this waits for as long as such a heartbeat may take, and looks it up.
+`Abandonment` cancels foreground responses that lost their last reader. Replicas publish with each heartbeat
+what they read elsewhere, so it first waits for as long as one takes, and looks that up.
 """
 
 import asyncio
@@ -30,10 +28,8 @@ TAIL_FRAMES = 1024
 FIRST_READER_SECONDS = 5.0
 """The minimum time that a foreground response waits for its first reader."""
 
-
 GRACE_SECONDS = 2.5
-"""Readers on other replicas are published with their heartbeat, once a second; after this time at least two
-heartbeats have arrived."""
+"""Replicas publish their readers each second: after this time two heartbeats have arrived."""
 
 
 class Published(NamedTuple):
@@ -50,27 +46,17 @@ class Published(NamedTuple):
 
 
 class Channel:
-    """The frames of one running response, and the readers that wait for more.
-
-    Recorder and follower may both add the same frames; each is kept once, by its sequence number.
-    """
+    """The frames of one running response, each kept once though recorder and follower may both add it."""
 
     def __init__(
-        self,
-        *,
-        stored: bool,
-        start: int | None = None,
-        on_join: Callable[[], None] | None = None,
+        self, *, stored: bool, start: int | None = None, on_join: Callable[[], None] | None = None
     ) -> None:
-        """`start` is the sequence number of the first frame; None if the first `add` determines it.
-
-        `on_join` is called when a reader joins.
-        """
+        """`start` is the first frame's number, None if the first `add` says it."""
         self.final: bytes | None = None
         self.gone = False
         self.forks = 0
-        """The number of times that numbers of frames came again with other frames. The readers then compare
-        what they have with the store. Any thread."""
+        """How often numbers of frames came again with other frames: readers then compare theirs with the
+        store."""
         self.ends_unread = False
         """The response is in the foreground: the replica that runs it cancels it without readers."""
         self.next_seq = start
@@ -88,11 +74,6 @@ class Channel:
     @property
     def ended(self) -> bool:
         return self.final is not None or self.gone
-
-    @property
-    def has_readers(self) -> bool:
-        """Any thread."""
-        return bool(self._wakers)
 
     @property
     def readers(self) -> int:
@@ -127,13 +108,10 @@ class Channel:
             self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
-        once if the response is not stored, because then no reader can come back.
-        """
+        """`on_abandoned` is called on the loop `grace` after the last reader, at once if not stored."""
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:
-        """Starts the time in which the first reader has to join."""
         self._await_reader(max(self._grace, FIRST_READER_SECONDS))
 
     def _await_reader(self, seconds: float) -> None:
@@ -150,9 +128,7 @@ class Channel:
             self.next_seq = position
 
     def add(self, published: Published) -> None:
-        """Adds frames that are new. After a gap, which only the store can fill, and after a fork, the tail
-        starts over.
-        """
+        """Adds new frames. After a fork, and a gap, which only the store can fill, the tail starts over."""
         if self.ended:
             return
         forked = self._is_forked_by(published)
@@ -171,9 +147,7 @@ class Channel:
             waker.set()
 
     def _is_forked_by(self, published: Published) -> bool:
-        """Whether a frame that is here differs from the one with its number, or the response has ended with
-        fewer events: the database has lost some.
-        """
+        """Whether the database has lost events: a frame is another one, or the end comes earlier."""
         if self.next_seq is None or (overlap := self.next_seq - published.first) <= 0 or published.gone:
             return False
         if published.final is not None and len(published.frames) < overlap:
@@ -186,11 +160,7 @@ class Channel:
 
 
 class Hub:
-    """The channels of this process, at most one for each response.
-
-    A channel that was opened for a run is kept until its response ends. Any other is kept by those who have
-    it from `watch`, also before they join.
-    """
+    """The channels of this process; those from `watch` live as long as who has them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.on_new_reader: Callable[[], None] = lambda: None
@@ -210,11 +180,7 @@ class Hub:
         on_abandoned: Callable[[], None],
         first_frames: Sequence[bytes] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, with its first frames.
-
-        Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
-        use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
-        """
+        """The channel of a foreground response about to run, cancelled without readers. Any thread."""
         with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
@@ -228,10 +194,7 @@ class Hub:
         return channel
 
     def prepare(self, response_id: UUID) -> None:
-        """Makes the channel of an unstored response, before another request can learn its id. Any thread.
-
-        `open` or `discard` follows.
-        """
+        """Makes an unstored response's channel, which `open` or `discard` follows. Any thread."""
         with self._lock:
             self._channels[response_id] = self._opened[response_id] = Channel(stored=False, start=0)
 
@@ -241,11 +204,9 @@ class Hub:
             self.publish([Published(response_id, 0, (), None, gone=True)])
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
-        """The channel of a stored response of this tenant, wherever it runs. Any thread.
-
-        `ends_unread`: the response is cancelled when it has no readers. Readers of a new channel read from
-        the store until `begin_at` or the first `publish`. Watch a new response before others can claim it:
-        frames that they publish earlier reach no reader here.
+        """The channel of a stored response of this tenant, wherever it runs; if `ends_unread`, it is
+        cancelled without readers. Readers read from the store until `begin_at` or the first `publish`. Watch
+        a new response before others can claim it: frames published earlier reach no reader here. Any thread.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -257,19 +218,12 @@ class Hub:
             return channel
 
     def begin_at(self, channel: Channel, position: int) -> None:
-        """Declares that the readers of a watched channel have all frames before `position`. Any thread.
-
-        `position` must come from a read of the store after `watch`: frames committed between a read and a
-        later `watch` would be in neither.
-        """
+        """Declares that readers have all frames before `position`, read after `watch`. Any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 
     def release(self, tenant: str, response_id: UUID) -> None:
-        """Turns the channel of a run that leaves this replica into a watched one, which the follower feeds.
-
-        Any thread.
-        """
+        """Turns the channel of a run that leaves this replica into a watched one. Any thread."""
         with self._lock:
             channel = self._opened.pop(response_id, None)
             if channel is None or channel.ended:
@@ -279,23 +233,16 @@ class Hub:
 
     def subscriptions(self) -> list[Subscription]:
         """The watched responses with readers. Any thread."""
-        with self._lock:
-            channels = list(self._watched.items())
-        return [
-            Subscription(tenant, response_id, channel.next_seq)
-            for (tenant, response_id), channel in channels
-            if channel.has_readers and not channel.ended
-        ]
+        return [Subscription(*key, channel.next_seq) for key, channel in self._read_channels()]
 
     def read_here(self) -> list[UUID]:
         """Watched foreground responses with readers here, wherever they run. Any thread."""
+        return [response for (_, response), channel in self._read_channels() if channel.ends_unread]
+
+    def _read_channels(self) -> list[tuple[SubscriptionKey, Channel]]:
         with self._lock:
             channels = list(self._watched.items())
-        return [
-            response_id
-            for (_, response_id), channel in channels
-            if channel.ends_unread and channel.has_readers and not channel.ended
-        ]
+        return [(key, channel) for key, channel in channels if channel.readers and not channel.ended]
 
     def count_readers(self) -> int:
         """The readers of all channels. Any thread."""
@@ -306,7 +253,7 @@ class Hub:
     def is_unread(self, response_id: UUID) -> bool:
         """Whether it runs here in the foreground without readers. Any thread."""
         channel = self._opened.get(response_id)
-        return channel is not None and not channel.has_readers and not channel.ended
+        return channel is not None and not channel.readers and not channel.ended
 
     def running(self, response_id: UUID) -> Channel | None:
         """The channel opened for a run here, until its response ends. Any thread."""

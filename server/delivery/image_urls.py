@@ -1,7 +1,4 @@
-"""Stored items as clients get them: each picture with its `image_url`, or with null in its place.
-
-`content`, by which items name stored pictures, is removed from all of them.
-"""
+"""Stored items as clients get them: pictures with their `image_url` or null, and without `content`."""
 
 import logging
 from collections import Counter
@@ -45,11 +42,7 @@ def with_image_urls(
     known: Mapping[bytes, StoredImage] | None = None,
     max_bytes: int | None = None,
 ) -> list[str]:
-    """The JSON of stored items with their pictures' URLs.
-
-    With `max_bytes`, only the leading items, of which the last is the one that reaches them. `known` are
-    pictures that need not be read.
-    """
+    """The JSON of stored items with their pictures' URLs, up to the item that reaches `max_bytes`."""
     decoded = [_decode(payload) if _NAMES_IMAGE in payload else None for payload in payloads]
     needed = [_digests(item) for item in decoded]
     sizes = images.sizes(connection, tenant, set().union(*needed)) if any(needed) else {}
@@ -82,10 +75,7 @@ def without_image_urls(payloads: Sequence[str]) -> list[str]:
 def items_with_image_urls(
     connection: Connection, tenant: str, items: Sequence[Item], max_bytes: int | None = None
 ) -> list[Item]:
-    """Items with their pictures' URLs.
-
-    Once the URLs of stored pictures exceed `max_bytes`, the last items' first, others become a text.
-    """
+    """Items with their pictures' URLs; beyond `max_bytes`, the last ones first, others become a text."""
     allowed = _newest_within(connection, tenant, items, max_bytes) if max_bytes is not None else None
     needed = {digest for item in items for digest in _digests(item)}
     loaded = _load(connection, tenant, needed if allowed is None else needed & allowed, {})

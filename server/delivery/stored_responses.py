@@ -1,7 +1,7 @@
 """Reads responses from the store: as objects, in pages with their input items, event streams as frames."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -12,10 +12,10 @@ import msgspec
 from server.delivery.frames import FramePage
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
-from server.errors import ApiError, EventNotStored, InvalidRequest, StreamForked
+from server.errors import EventNotStored, InvalidRequest, StreamForked
 from server.protocol import ids
 from server.protocol.decode import decode_as
-from server.protocol.list_pages import MAX_BYTES, Page, make_page
+from server.protocol.list_pages import MAX_BYTES, Page, PageRequest, make_page
 from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
 from server.protocol.responses.events import EventId, frame, frame_id, same_event
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
@@ -23,7 +23,7 @@ from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
 from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
-from server.store.content.stored_items import INPUT_LIST, PayloadPage
+from server.store.content.stored_items import INPUT_LIST, ItemList, PayloadPage
 from server.store.database import Connection, Database
 from server.store.log_read import CompactedStream, LoggedEvent
 
@@ -101,11 +101,7 @@ whose end a database has lost ends once more."""
 
 @dataclass(eq=False, slots=True)
 class StreamReader:
-    """A response's stored stream, read by one client a page at a time.
-
-    Once the response has ended, this keeps the whole compacted stream, a fraction of its frames, and makes
-    no more queries. So a stream that a client has begun to read stays complete during a purge.
-    """
+    """A response's stored stream, read in pages; once it has ended it is kept, also during a purge."""
 
     database: Database
     tenant: str
@@ -126,31 +122,20 @@ class StreamReader:
         return self.database.read(lambda connection: self._find(connection, first))
 
     def resume(self, last: EventId | None, param: str) -> FramePage | None:
-        """The page after that event, or the first one without one; None if the tenant has no such response.
-
-        Raises StreamForked or EventNotStored about `param`.
-        """
+        """The page after that event; None without the response. Raises StreamForked or EventNotStored."""
         page = self.find(0 if last is None else last.number + 1)
         if page is None or last is None:
             return page
         stored = None if page.before is None else frame_id(page.before)
-        if stored is None:
-            raise self._not_stored(last, page, param)
-        if not stored.may_be(last):
+        if stored is None and not page.frames:
+            raise EventNotStored(last.number, self._end - 1, param)
+        if stored is None or not stored.may_be(last):  # before stored events others were stored
             raise StreamForked(last.number, param)
         return page
 
-    def _not_stored(self, last: EventId, page: FramePage, param: str) -> ApiError:
-        """An event after which others are stored was stored itself."""
-        if page.frames:
-            return StreamForked(last.number, param)
-        return EventNotStored(last.number, self._end - 1, param)
-
     def read(self, first: int, last: bytes | None = None) -> FramePage:
-        """A page of the committed frames from that sequence number on, for a client that has `last`.
-
-        Without frames and ended, if the response was deleted. Raises StreamForked if the event before them is
-        another one than the client has.
+        """A page of the committed frames from that number on, for a client that has `last`; empty and ended
+        if the response was deleted. Raises StreamForked if `last` is not the event before them.
         """
         if self._stream is None:
             page = self.find(first)
@@ -210,10 +195,8 @@ class StreamReader:
 
 
 def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> Published:
-    """The frames that the readers of a response lack, and if it has ended the final response.
-
-    With the frame before them, by which its channel notices a fork. At most the last TAIL_FRAMES: a reader
-    that lacks more reads the store.
+    """The frames that the readers of a response lack, at most the last TAIL_FRAMES, with the one before,
+    which tells of a fork; and the final response once it has ended.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
@@ -231,92 +214,76 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
 
 
 def list_responses(
-    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+    database: Database, tenant: str, filters: Filters, asked: PageRequest
 ) -> Page[msgspec.Raw]:
-    """A page of a tenant's responses. Raises InvalidRequest for a bad cursor.
+    """A page of responses; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
-    A response that cannot be decoded is logged and left out, so that the others can be listed.
-    """
+    def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
+        ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
+        outputs = stored_items.outputs_of(connection, tenant, ended)
+        for stored in rows:
+            output = with_image_urls(connection, tenant, outputs.get(stored.id, ()))
+            try:
+                yield msgspec.json.encode(as_response(stored, output))
+            except ValueError:  # msgspec's errors among them
+                name = ids.response_id(stored.id)
+                list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
+
+    return list_encoded(database, tenant, filters, asked, ids.parse_response_id, "a response", encode)
+
+
+def list_encoded(
+    database: Database,
+    tenant: str,
+    filters: Filters,
+    asked: PageRequest,
+    parse_id: Callable[[str], UUID | None],
+    kind: str,
+    encode: Callable[[Connection, Sequence[StoredResponse]], Iterator[bytes]],
+) -> Page[msgspec.Raw]:
+    """A page of what `encode` makes of responses. Raises InvalidRequest if `after` is none of this `kind`."""
+    after, limit, newest_first = asked
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None
         if after is not None:
-            cursor = page_cursor(connection, tenant, ids.parse_response_id(after), after, "a response")
+            response = parse_id(after)
+            cursor = response_pages.find_cursor(connection, tenant, response) if response else None
+            if cursor is None:
+                raise bad_cursor(after, kind)
+        page: list[bytes] = []
+        size = 0
         while True:
             rows, more = response_pages.bounded_page(
-                connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
+                connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
-            ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
-            outputs = stored_items.outputs_of(connection, tenant, ended)
-            listed = [
-                whole
-                for stored in rows
-                if (
-                    whole := _encoded(stored, with_image_urls(connection, tenant, outputs.get(stored.id, ())))
-                )
-            ]
-            if listed or not more:
-                return listed, more
+            for encoded in encode(connection, rows):
+                if len(page) == limit or size >= MAX_BYTES:
+                    return page, True
+                page.append(encoded)
+                size += len(encoded)
+            if not more:
+                return page, False
             cursor = PageCursor(rows[-1].created_at, rows[-1].id)
 
     page, more = database.read(work)
     return make_page(page, limit, more=more)
 
 
-def _encoded(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
-    try:
-        return msgspec.json.encode(as_response(stored, output))
-    except ValueError:  # msgspec's errors among them
-        name = ids.response_id(stored.id)
-        list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
-        return None
-
-
-def page_cursor(
-    connection: Connection, tenant: str, response: UUID | None, after: str, kind: str
-) -> PageCursor:
-    """The cursor of a response, whose id is `after`. Raises InvalidRequest without such a response."""
-    cursor = response_pages.find_cursor(connection, tenant, response) if response is not None else None
-    if cursor is None:
-        raise bad_cursor(after, kind)
-    return cursor
-
-
 def list_input_items(
     database: Database,
     tenant: str,
     response: UUID,
-    after: str | None,
-    limit: int,
+    asked: PageRequest,
     *,
-    newest_first: bool,
     image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
-    """A page of a response's own input items; None without such a response. Raises InvalidRequest for a bad
-    cursor.
-
-    Without `image_urls`, the URLs of pictures are null. Items that came through `previous_response_id` are
-    listed with the responses that they belong to.
-    """
+    """A page of a response's input items; None without it. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
-        cursor = None
-        if after is not None:
-            cursor = stored_items.item_position(connection, INPUT_LIST, tenant, response, after)
-            if cursor is None:
-                raise bad_cursor(after, "an input item of this response")
-        page = stored_items.item_page(
-            connection,
-            INPUT_LIST,
-            tenant,
-            response,
-            cursor,
-            limit,
-            newest_first=newest_first,
-            most_bytes=MAX_BYTES,
-        )
+        page = item_page(connection, INPUT_LIST, tenant, response, asked, "an input item of this response")
         if image_urls:
             return page_with_image_urls(connection, tenant, page)
         return PayloadPage(without_image_urls(page.payloads), page.more)
@@ -324,7 +291,22 @@ def list_input_items(
     page = database.read(work)
     if page is None:
         return None
-    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
+
+
+def item_page(
+    connection: Connection, item_list: ItemList, tenant: str, owner: UUID, asked: PageRequest, kind: str
+) -> PayloadPage:
+    """A page of items as stored. Raises InvalidRequest where `asked.after` is no id of this `kind`."""
+    after, limit, newest_first = asked
+    cursor = None
+    if after is not None:
+        cursor = stored_items.item_position(connection, item_list, tenant, owner, after)
+        if cursor is None:
+            raise bad_cursor(after, kind)
+    return stored_items.item_page(
+        connection, item_list, tenant, owner, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+    )
 
 
 def bad_cursor(after: str, kind: str) -> InvalidRequest:

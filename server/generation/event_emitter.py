@@ -1,8 +1,4 @@
-"""Turns a parser's deltas into OpenAI's stream events, from the first after acceptance to the terminal one.
-
-Pure: the same deltas give the same events with the same ids, in OpenAI's order, numbered without a gap. The
-state is the open item and the finished items.
-"""
+"""Turns a parser's deltas into OpenAI's stream events: the same deltas give the same events and ids. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -10,7 +6,7 @@ from typing import Literal
 from uuid import UUID
 
 from server.generation.offered_tools import HostedTools
-from server.generation.output_decoding import FinishDetails
+from server.generation.output_decoding import OutputDecoder
 from server.generation.run_facts import FIRST_EVENTS
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
@@ -40,7 +36,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.response import Echo, Ending, EndStatus, Response
 
 _MESSAGE = MessageStart()
-_TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | wire.ResponseIncomplete]] = {
+_TERMINAL: dict[EndStatus, type[wire.ResponseEvent]] = {
     "completed": wire.ResponseCompleted,
     "failed": wire.ResponseFailed,
     "incomplete": wire.ResponseIncomplete,
@@ -61,10 +57,9 @@ class EventEmitter:
         *,
         summarizes_reasoning: bool = False,
     ) -> None:
-        """`seal` encrypts a reasoning item's text, deterministically, from its id and text.
-
-        In the model's output the label of a server in `hosted` is the namespace of its tools. With
-        `summarizes_reasoning` each reasoning text is repeated as its summary.
+        """`seal` encrypts a reasoning item's text, deterministically, from its id and text. Labels of
+        `hosted` servers are namespaces in the model's output. `summarizes_reasoning` repeats each reasoning
+        as its summary.
         """
         self.output: list[Item] = []
         """Finished items, and the server's own calls from the moment they are added."""
@@ -78,7 +73,6 @@ class EventEmitter:
         self._summarizes_reasoning = summarizes_reasoning
         self._open: WrittenItem | None = None
         self._compaction: str | None = None
-        """The id of the open compaction item."""
         self._answers = True
         self._call_ids: set[str] = set()
         """Used ids: a model may repeat one, and then the client could not tell the calls apart."""
@@ -89,14 +83,10 @@ class EventEmitter:
         return self._event(wire.ResponseInProgress, response)
 
     def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
-        """The token ids themselves; the events of their text follow."""
         return self._event(wire.TokenIdsEvent, side, list(token_ids))
 
     def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
-        """The events of one delta, with those of closing and opening an item if its kind is another one.
-
-        `logprobs` are those of the tokens that begin in its text.
-        """
+        """The events of a delta, with its tokens' logprobs, and of the items that it closes and opens."""
         match delta:
             case TextDelta(text):
                 events = self._ensure_open(_MESSAGE)
@@ -138,7 +128,6 @@ class EventEmitter:
         return [event]
 
     def close_turn(self) -> list[Event]:
-        """Closes the open item at the end of a turn that another turn follows."""
         return self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
 
     def restore(self, events: Iterable[Event]) -> None:
@@ -166,14 +155,11 @@ class EventEmitter:
                     self.tool_calls.pending_calls.remove(done.output_index)
 
     def end(
-        self, ending: Ending, token_dump: TokenDump | None = None, details: FinishDetails | None = None
+        self, ending: Ending, token_dump: TokenDump | None = None, decoder: OutputDecoder | None = None
     ) -> tuple[list[Event], Response]:
-        """Closes the open items and emits the terminal event; also returns the final response in it.
-
-        A completed response always has a message or a call: an empty message if the model wrote nothing
-        although it was asked for output. A cancelled one ends with `response.incomplete` and status
-        `cancelled`, because OpenAI's SDKs have no event of their own for it. `token_dump` and `details`
-        add their fields.
+        """Closes the open items; returns the events up to the terminal one, and the final response in it. A
+        completed response always has a message, perhaps an empty one, or a call. A cancelled one ends with
+        `response.incomplete`, because OpenAI's SDKs have no event of its own for it.
         """
         completed = ending.status == "completed"
         events = self._close(self._cut_off_status if completed else "incomplete")
@@ -188,18 +174,16 @@ class EventEmitter:
         )
         if token_dump is not None:
             final = token_dump.add_to(final, ending.turns)
-        if details is not None:
-            final = details.add_to(final)
+        if decoder is not None:
+            final = decoder.add_to(final)
         events.append(self._event(_TERMINAL[ending.status], final))
         return events, final
 
     @property
     def _index(self) -> int:
-        """The output index of the open item."""
         return len(self.output)
 
     def _ensure_open(self, start: ItemStart) -> list[Event]:
-        """Opens a message or reasoning for a delta, unless the open item is one."""
         if self._open is not None and type(self._open.start) is type(start):
             return []
         return self._open_item(start)

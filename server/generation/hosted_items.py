@@ -1,13 +1,9 @@
-"""Items of hosted calls: mcp_call, code_interpreter_call, web_search_call, in the output and for the model.
-
-`started_item`, `with_arguments` and `finished_item` make output items; `items_for_model` turns stored ones
-into function calls with their outputs; `source_urls` reads the sources of a browser's result. Pure.
-"""
+"""Items of hosted calls (mcp_call, code_interpreter_call, web_search_call), in output and prompt. Pure."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -32,35 +28,36 @@ from server.protocol.responses.items import (
 from server.protocol.responses.tools import MAX_URLS, URLS_KEY
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
-ITEM_TYPES: dict[CallType, type[HostedCall]] = {
-    "mcp": McpCall,
-    "code": CodeInterpreterCall,
-    "search": WebSearchCall,
-}
-IN_PROGRESS_EVENTS: dict[
-    CallType, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]
-] = {
-    "mcp": wire.McpCallInProgress,
-    "code": wire.CodeInProgress,
-    "search": wire.SearchInProgress,
+
+
+class CallEvents(NamedTuple):
+    """The item of a type of call, and the events of its beginning and end."""
+
+    item: type[HostedCall]
+    in_progress: type[wire.ItemEvent]
+    completed: type[wire.ItemEvent]
+    failed: type[wire.ItemEvent]
+    """Only MCP calls have one of their own."""
+
+
+CALL_EVENTS: dict[CallType, CallEvents] = {
+    "mcp": CallEvents(McpCall, wire.McpCallInProgress, wire.McpCallCompleted, wire.McpCallFailed),
+    "code": CallEvents(CodeInterpreterCall, wire.CodeInProgress, wire.CodeCompleted, wire.CodeCompleted),
+    "search": CallEvents(WebSearchCall, wire.SearchInProgress, wire.SearchCompleted, wire.SearchCompleted),
 }
 MAX_SOURCES = 50
 _URL_IN_TEXT = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
-def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) -> HostedCall:
-    """The item when it is added to the output."""
-    match form:
-        case "mcp":
-            return msgspec.structs.replace(call, id=item_id)
-        case "code":
-            return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
-        case "search":
-            return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
+def started_item(kind: type[HostedCall], item_id: str, response: UUID, call: McpCall) -> HostedCall:
+    if kind is McpCall:
+        return msgspec.structs.replace(call, id=item_id)
+    if kind is CodeInterpreterCall:
+        return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
+    return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
 def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
-    """The item with the call's arguments."""
     match item:
         case McpCall():
             return msgspec.structs.replace(item, arguments=call.arguments)
@@ -91,19 +88,6 @@ def finished_item(
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if has_result else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
-
-
-def end_event(
-    form: CallType, *, failed: bool
-) -> type[wire.McpCallCompleted | wire.McpCallFailed | wire.CodeCompleted | wire.SearchCompleted]:
-    """The event of a call's end. Only MCP calls have an event for failures."""
-    match form:
-        case "mcp":
-            return wire.McpCallFailed if failed else wire.McpCallCompleted
-        case "code":
-            return wire.CodeCompleted
-        case "search":
-            return wire.SearchCompleted
 
 
 def code_of(arguments: str) -> str:
@@ -152,18 +136,14 @@ def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
 
 UNFINISHED = "The call was not finished."
 
-
 UNANSWERED = "The user has not allowed this call."
-
 
 DENIED = "The user did not allow this call."
 
 
 def items_for_model(items: Sequence[Item]) -> list[Item]:
-    """The items as a model reads them: a hosted call as a function call with its output.
-
-    So is an output without a call, because chat templates write outputs after calls alone. Tools and settings
-    are no items of a prompt.
+    """The items as a model reads them: hosted calls, and outputs without a call, as function calls with their
+    outputs, as chat templates write them. Tools and settings are no items of a prompt.
     """
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
@@ -214,7 +194,6 @@ def _json(arguments: Mapping[str, object]) -> str:
 
 
 def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
-    """The browser tool's name and arguments from a web search item's action."""
     match action:
         case {"type": "open_page", "url": url}:
             return "open", {"id": url}
@@ -224,7 +203,6 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
 
 
 def tool_result_of(item: HostedCall) -> ToolResult:
-    """The result of a call, from its item."""
     match item:
         case McpCall():
             return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)

@@ -38,7 +38,6 @@ class ListedServer:
     approval_required: frozenset[str] = frozenset()
     """The names of tools whose calls need an approval."""
     call_type: CallType = "mcp"
-    """The item type of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +51,15 @@ class HostedTools:
     include_sources: bool = False
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
-    by_label: Mapping[str, ListedServer] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
+    @property
+    def by_label(self) -> Mapping[str, ListedServer]:
+        return {listed.label: listed for listed in self.servers}
 
     def needs_approval(self, label: str, name: str) -> bool:
-        """Whether the call needs an approval."""
         return name in self.by_label[label].approval_required
 
     def offers(self, call: McpCall) -> bool:
-        """Whether the request offers the called tool."""
         listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.name == call.name for tool in listed.tools)
 
@@ -102,7 +99,6 @@ class DueCall:
     within_limit: bool
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
-    """False if the request does not offer the tool."""
     repeatable: bool = False
 
 
@@ -115,7 +111,6 @@ class PendingToolWork:
     turn: int
     """The number of the turn that has ended; the first is 0."""
     output_tokens: int
-    """Output tokens of the response so far."""
 
 
 def hosted_tools_of(
@@ -125,10 +120,7 @@ def hosted_tools_of(
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     server_limit: int | None = None,
 ) -> HostedTools:
-    """The hosted tools of a request after discovery, with the calls that its items approve.
-
-    `server_limit` is the server's own limit of calls.
-    """
+    """The hosted tools of a request after discovery; `server_limit` is the server's own limit of calls."""
     servers = [
         ListedServer(
             tool.server_label,

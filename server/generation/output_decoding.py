@@ -1,7 +1,6 @@
 """Decodes the tokens of one engine request to deltas: parser, stop strings, log probabilities, stop_reason.
-
-Pure. A stop string ends the output where the parser's answer text has it, never in reasoning, calls, markup,
-which the engine cannot tell from text. Log probabilities wait for the text that their tokens begin in.
+Pure. A stop string ends the output in the answer's text alone, which the engine cannot tell from reasoning,
+calls and markup. Log probabilities wait for the text that their tokens begin in.
 """
 
 from collections import deque
@@ -15,16 +14,15 @@ from msgspec import UNSET, UnsetType
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.offered_tools import HostedTools
-from server.generation.stop_strings import StopStrings
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.model_format import (
-    CallDelta,
     CallEnd,
     Delta,
     MessageStart,
     OutputParser,
     ReasoningDelta,
     TextDelta,
+    merge_deltas,
 )
 from server.protocol.ids import token_id_name
 from server.protocol.responses.events import Event, Kind, delta_of
@@ -77,7 +75,6 @@ class DecodingSpec:
     summarizes_reasoning: bool = False
     """The reasoning is repeated as its own summary."""
     hosted: HostedTools = HostedTools()
-    """The tools that the server runs."""
     compaction: CompactionSpec | None = None
 
 
@@ -85,17 +82,66 @@ Decoded = list[tuple[Delta, Sequence[Logprob]]]
 """Deltas, each with the log probabilities of the tokens that begin in it."""
 
 
+class StopStrings:
+    """Text in, text out. The end of the text is held back while it may begin a stop string."""
+
+    def __init__(self, texts: Sequence[str], *, include: bool) -> None:
+        """`include`: the stop string itself belongs to the output."""
+        self.match: str | None = None
+        self.held = ""
+        """The end of the text, which `feed` has not returned yet."""
+        self._texts = texts
+        self._include = include
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def feed(self, text: str, *, ends: bool = True) -> str:
+        """The text that can be streamed; none after a match. Of several stops the first complete one counts,
+        then the longest, however the text was cut; before `ends` they are text.
+        """
+        seen = len(self.held)
+        whole = self.held + text
+        matches = []
+        for stop in self._texts if ends else ():
+            start = whole.find(stop, max(0, seen - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start))
+        if matches:
+            end, start = min(matches)
+            self.match, self.held = whole[start:end], ""
+            return whole[:end] if self._include else whole[:start]
+        cut = min((_beginning(stop, whole) for stop in self._texts), default=len(whole))
+        self.held = whole[cut:]
+        return whole[:cut]
+
+    def flush(self) -> str:
+        """The text that was held back; the next text begins another message."""
+        rest, self.held = self.held, ""
+        return rest
+
+
+def _beginning(stop: str, text: str) -> int:
+    """The index in `text` where a beginning of `stop` begins that may end in text to come."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return start if start >= 0 else len(text)
+
+
 class OutputDecoder:
     """The deltas of one engine request's tokens, up to the stop string that ends them."""
 
     def __init__(self, spec: DecodingSpec) -> None:
-        self.details = FinishDetails(spec)
+        self.stop_reason: str | int | UnsetType | None = None if spec.reports_stop_reason else UNSET
+        self.cumulative_logprob: float | UnsetType = 0.0 if spec.reports_cumulative_logprob else UNSET
         self.token_count = 0
         """Tokens of the output; those after a stop string are none of it."""
         self.lacks_call = spec.must_call
         """A call is required, and none is complete yet."""
+        self._spec = spec
+        self._last_token: int | None = None
         self._parser = spec.parser
-        self._min_tokens = spec.min_tokens
         self._stops = StopStrings(spec.stop_strings, include=spec.include_stop_string)
         self._in_answer = True
         """The current message is the answer, and no commentary before a call."""
@@ -111,19 +157,14 @@ class OutputDecoder:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the output."""
         return self._stops.match
 
     def restore_logprobs(self, events: Iterable[Event]) -> None:
-        """Takes the log probabilities of logged deltas, for tokens that are fed again without any."""
         if self._logprobs is not None:
             self._logprobs.restore(events)
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
-        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string.
-
-        With stop strings tokens are parsed one by one, so that the one that ends the output is known.
-        """
+        """The deltas of new tokens, one by one with stop strings; none while text is held back."""
         if not self._stops:
             return self._feed(token_ids, logprobs)
         decoded: Decoded = []
@@ -135,18 +176,34 @@ class OutputDecoder:
         return _merged(decoded)
 
     def close(self) -> Decoded:
-        """The last deltas; none after a stop string."""
         if self.stop_string is not None:
             return []
         decoded = [each for delta in self._parser.close() for each in self._decode(delta)]
         return _merged(decoded + self._flush())
 
+    def stop(self) -> None:
+        """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
+        if self.stop_reason is not UNSET:
+            token = self._last_token if self._last_token in self._spec.stop_token_ids else None
+            self.stop_reason = token if self.stop_string is None else self.stop_string
+
+    def add_to(self, response: Response) -> Response:
+        """The final response with `stop_reason` and `cumulative_logprob`, which only its last event has."""
+        return msgspec.structs.replace(
+            response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
+        )
+
     def _feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.add(self.token_count, token_ids, logprobs)
         self.token_count += len(token_ids)
-        deltas = self._parser.feed(self.details.add(token_ids, logprobs))
-        return [each for delta in deltas for each in self._decode(delta)]
+        if self.cumulative_logprob is not UNSET and logprobs is not None:
+            self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
+        if token_ids:
+            self._last_token = token_ids[-1]
+            if self._last_token in self._spec.hidden_stop_ids:
+                token_ids = token_ids[:-1]
+        return [each for delta in self._parser.feed(token_ids) for each in self._decode(delta)]
 
     def _decode(self, delta: Delta) -> Decoded:
         if self.stop_string is not None:
@@ -162,7 +219,7 @@ class OutputDecoder:
         begin = len(self._stops.held)
         starts = _starts_of(logprobs, delta.text)
         self._waiting += ((begin + start, logprob) for start, logprob in zip(starts, logprobs, strict=True))
-        return self._release(self._stops.feed(delta.text, ends=self.token_count > self._min_tokens))
+        return self._release(self._stops.feed(delta.text, ends=self.token_count > self._spec.min_tokens))
 
     def _flush(self) -> Decoded:
         return self._release(self._stops.flush())
@@ -189,16 +246,15 @@ def _starts_of(logprobs: Sequence[Logprob], text: str) -> list[int]:
 
 
 def _merged(decoded: Decoded) -> Decoded:
-    """The deltas, with each run of text, reasoning or call deltas merged into one."""
+    """The deltas merged as by `merge_deltas`, each with the log probabilities of those that it is made of."""
+    if len(decoded) < 2:
+        return decoded
     merged: Decoded = []
-    for kind, group in groupby(decoded, lambda each: type(each[0])):
+    for _, group in groupby(decoded, lambda each: type(each[0])):
         run = list(group)
-        texts = [d.text for d, _ in run if isinstance(d, TextDelta | ReasoningDelta | CallDelta)]
-        if len(run) < 2 or not texts:
-            merged += run
-            continue
-        assert kind is TextDelta or kind is ReasoningDelta or kind is CallDelta
-        merged.append((kind("".join(texts)), [logprob for _, logprobs in run for logprob in logprobs]))
+        deltas = merge_deltas([delta for delta, _ in run])
+        logprobs = [logprob for _, some in run for logprob in some]
+        merged += run if len(deltas) == len(run) else [(deltas[0], logprobs)]
     return merged
 
 
@@ -213,7 +269,6 @@ class PendingLogprobs:
         self._restored: deque[Logprob] = deque()
 
     def add(self, first: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        """Adds those of the tokens from index `first` on."""
         for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), first):
             self._pending[index] = self._to_wire(token_id, logprob)
 
@@ -246,39 +301,6 @@ class PendingLogprobs:
         utf8 = self._vocabulary.tokens[token_id]
         text = token_id_name(token_id) if self._tokens_as_ids else utf8.decode(errors="replace")
         return text, list(utf8)
-
-
-class FinishDetails:
-    """Log probabilities of one engine request, by output position."""
-
-    def __init__(self, decoding: DecodingSpec) -> None:
-        self.stop_reason: str | int | UnsetType | None = None if decoding.reports_stop_reason else UNSET
-        self.cumulative_logprob: float | UnsetType = 0.0 if decoding.reports_cumulative_logprob else UNSET
-        self._stop_token_ids = decoding.stop_token_ids
-        self._hidden_stop_ids = decoding.hidden_stop_ids
-        self._last_token: int | None = None
-
-    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Sequence[int]:
-        """Takes the next tokens; returns those for the parser, without a hidden stop token."""
-        if self.cumulative_logprob is not UNSET and logprobs is not None:
-            self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
-        if not token_ids:
-            return token_ids
-        self._last_token = token_ids[-1]
-        return token_ids[:-1] if self._last_token in self._hidden_stop_ids else token_ids
-
-    def add_to(self, response: Response) -> Response:
-        """The final response with both fields. Only its last event has them; the row has no such columns."""
-        return msgspec.structs.replace(
-            response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
-        )
-
-    def stop(self, stop_string: str | None) -> None:
-        """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
-        if self.stop_reason is UNSET:
-            return
-        token = self._last_token if self._last_token in self._stop_token_ids else None
-        self.stop_reason = token if stop_string is None else stop_string
 
 
 class WithoutReasoning:

@@ -1,7 +1,5 @@
-"""One attempt by one replica to generate a response: engine messages in, events out (sans-IO).
-
-Time comes from the caller. The same tokens always give the same events, so after a crash another replica
-rebuilds the state by feeding the logged tokens to a fresh run.
+"""One attempt by one replica to generate a response: engine messages in, events out (sans-IO). The same
+tokens always give the same events, so a crashed run is rebuilt by feeding the logged tokens to a fresh one.
 """
 
 from collections.abc import Sequence
@@ -27,7 +25,6 @@ _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
     "cancelled": ("cancelled", None),
 }
 """The status and `incomplete_details.reason` of a response whose engine request ended so."""
-
 
 NO_CALL = "The output ended before the tool call that tool_choice requires was complete."
 
@@ -63,7 +60,6 @@ class Run:
         self.call_seconds: dict[int, float] = {}
         """How long calls took that the server made in this attempt, by the output index of their items."""
         self._turn_usages: list[TurnUsage] = []
-        """The usages of the finished turns."""
         self._reasoning_tokens = 0
         self._times = NOT_MEASURED
         """Sums over the turns of what the engine has measured."""
@@ -73,7 +69,6 @@ class Run:
         self._begin_decoding(decoding, facts.prompt_tokens)
 
     def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
-        """Resets the decoding state for the tokens of another engine request."""
         self._decoder = OutputDecoder(decoding)
         self._prompt_tokens = prompt_tokens
         if decoding.token_dump is not None:
@@ -88,7 +83,6 @@ class Run:
 
     @property
     def next_seq(self) -> int:
-        """The sequence number of the next event."""
         return self._emitter.numbers.next_seq
 
     @property
@@ -125,17 +119,13 @@ class Run:
     def feed_logged_tokens(
         self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
     ) -> list[Event]:
-        """The events that a turn's logged tokens give now; `events` are those that they gave then.
-
-        Their deltas may be cut differently from the logged ones; their text is the same.
-        """
+        """The events of a turn's logged tokens; deltas may be cut otherwise than those in `events`."""
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
         self._resumed_tokens = self._decoder.token_count if self.has_stopped else len(token_ids)
         return emitted
 
     def set_next_seq(self, next_seq: int) -> None:
-        """Numbers all further events from `next_seq` on."""
         self._emitter.numbers.next_seq = next_seq
 
     def restore_output_only(self, log: RunLog) -> None:
@@ -174,16 +164,9 @@ class Run:
         return []
 
     def finish(
-        self,
-        reason: FinishReason,
-        usage: TokenUsage,
-        at: datetime,
-        times: RequestTimes = NOT_MEASURED,
+        self, reason: FinishReason, usage: TokenUsage, at: datetime, times: RequestTimes = NOT_MEASURED
     ) -> list[Event]:
-        """The events that follow the end of the engine request: the turn's last ones, or the response's.
-
-        After a stop string the response is complete, however the engine request ended.
-        """
+        """The last events of the turn or response; after a stop string that is complete in any case."""
         self._add_times(times)
         stopped = self.has_stopped
         rest = self._emit(self._decoder.close())
@@ -195,7 +178,7 @@ class Run:
             reason = "stop"
         status, incomplete_reason = _ENDS[reason]
         if reason == "stop":
-            self._decoder.details.stop(self._decoder.stop_string)
+            self._decoder.stop()
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
         if status == "completed" and self.facts.wants_output and self._decoder.lacks_call:
@@ -215,7 +198,6 @@ class Run:
         return events
 
     def _end_turn(self, usage: TokenUsage) -> list[Event]:
-        """The turn ended with calls that the server makes."""
         self._add_usage(usage)
         events = self._emitter.close_turn()
         self._await_tools()
@@ -248,13 +230,10 @@ class Run:
 
     @property
     def has_pending_calls(self) -> bool:
-        """Some of the server's calls have no result yet."""
         return bool(self._emitter.tool_calls.pending_calls)
 
     def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
-        """The events of a call's result. After the last result the next turn is due, or the response ends:
-        a call that the client must make or approve ends it.
-        """
+        """The events of a call's result; after the last one the next turn is due, or the client's call."""
         if index not in self._emitter.tool_calls.pending_calls:
             return []
         if outcome.seconds is not None:
@@ -284,10 +263,8 @@ class Run:
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: TokenUsage) -> None:
-        """Adds a turn. Its resumed tokens, from earlier attempts, count as output and not as prompt.
-
-        The part of the prompt beyond the previous turn's input and output is tool output, unless the previous
-        turn wrote a compaction's summary.
+        """Adds a turn. Resumed tokens are output, not prompt; tool output is what the prompt has beyond the
+        previous turn's tokens, unless that wrote a summary.
         """
         prompt, tools = usage.prompt - self._resumed_tokens, 0
         first_is_summary = self._compaction is not None and self._compaction.by_model
@@ -319,10 +296,7 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response, with the output up to now.
-
-        Pass `readable=False` after the parser has raised: the text that it held back is lost.
-        """
+        """The last events of a failed response; `readable` unless the parser raised and lost its text."""
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)
@@ -370,7 +344,7 @@ class Run:
             incomplete_reason=incomplete_reason,
             cancel_reason=self._cancel_reason if status == "cancelled" else None,
         )
-        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder.details)
+        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder)
         return events
 
     def _emit(self, decoded: Sequence[tuple[Delta, Sequence[Logprob]]]) -> list[Event]:

@@ -15,7 +15,6 @@ from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Echo, Status
 
 FIRST_EVENTS = 2
-"""The number of events that `first_events` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +39,7 @@ class RunFacts(ResponseFacts):
 
 
 def first_events(facts: RunFacts) -> list[Event]:
-    """The events that are committed with the response's row: `response.created`, then `response.queued` in
-    the background, else `response.in_progress`. Pure.
-    """
+    """The events that are committed with the row: `response.created`, then `.queued` or `.in_progress`."""
     second = ResponseQueued if facts.background else ResponseInProgress
     status: Status = "queued" if facts.background else "in_progress"
     response = build_response(facts.id, facts.created_at, facts.echo, status, [])

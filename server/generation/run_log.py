@@ -1,22 +1,19 @@
-"""`RunLog`: a response's event log as the state of its run: tokens, output items, model turns, texts. Pure.
-
-The log has what earlier attempts committed. Recovery continues a run from it, or ends one.
-"""
+"""`RunLog`: what earlier attempts have committed of a run: tokens, output items, model turns, texts. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
-from server.generation.hosted_items import tool_result_of
+from server.generation.hosted_items import CALL_EVENTS, tool_result_of
 from server.generation.offered_tools import ToolResult
-from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, decode_done, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall
 
 _CALL_ENDS = frozenset(
     str(end.__struct_config__.tag)
-    for end in (wire.McpCallCompleted, wire.McpCallFailed, wire.CodeCompleted, wire.SearchCompleted)
+    for events in CALL_EVENTS.values()
+    for end in (events.completed, events.failed)
 )
 
 
@@ -27,8 +24,7 @@ class LoggedTurn:
     token_ids: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     results: dict[int, ToolResult] = field(default_factory=dict)
-    """Results of finished calls by output index. The log has no token of this turn after the first of
-    them."""
+    """Results of finished calls by output index; the turn has no token after the first of them."""
     wrote_summary: bool = False
     """It wrote a compaction's summary, and the compaction item is done."""
 
@@ -57,10 +53,7 @@ class RunLog:
         return False if "response.reasoning_text.delta" in kinds else None
 
     def turns(self, *, writes_summary: bool = False) -> list[LoggedTurn]:
-        """The model turns. A turn ends where the log has the result of a hosted tool call.
-
-        With `writes_summary` the first turn ends where the log has the finished compaction item.
-        """
+        """The model turns: a hosted call's result ends one, or, if it `writes_summary`, the compaction."""
         turns = [LoggedTurn()]
         chunks = dict(self.token_chunks)
         between_turns = False

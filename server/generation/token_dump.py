@@ -1,7 +1,4 @@
-"""The prompt and output of a response as vLLM's last event repeats them: tokens, messages, log probabilities.
-
-Pure. `server.protocol.responses.built_response` reads them from a stored last event.
-"""
+"""The prompt and output of a response as vLLM's last event repeats them: tokens, messages, logprobs. Pure."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -90,9 +87,7 @@ class TokenDump:
         return output
 
     def _ranked_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> PromptLogprobs:
-        """The most likely tokens with their ranks, the prompt's own token first. If it is not among the most
-        likely ones, its rank is None.
-        """
+        """The likeliest tokens with their ranks, after the prompt's own, whose rank may be None."""
         ranked = {
             other: PromptLogprob(max(logprob, MIN_LOGPROB), rank, self._decode(other))
             for rank, (other, logprob) in enumerate(logprobs.top, 1)

@@ -1,8 +1,6 @@
-"""The events of hosted tools: lists of MCP tools, the server's own calls, requests for approval. Pure.
-
-Part of the event emitter, whose output and sequence numbers it shares. Order per call: added, in
-progress, arguments, and with its result completed or failed, and done. A call that needs approval becomes
-an approval request once its arguments are complete, and is not made.
+"""The events of hosted tools: lists of MCP tools, the server's own calls, requests for approval. Pure. Part
+of the event emitter, whose output and numbers it shares. A call that needs approval becomes an approval
+request once its arguments are complete, and is not made.
 """
 
 from dataclasses import dataclass, field
@@ -11,15 +9,14 @@ from uuid import UUID
 import msgspec
 
 from server.generation.hosted_items import (
-    IN_PROGRESS_EVENTS,
-    ITEM_TYPES,
+    CALL_EVENTS,
+    CallEvents,
     FinalStatus,
-    end_event,
     finished_item,
     started_item,
     with_arguments,
 )
-from server.generation.offered_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.generation.offered_tools import DueCall, HostedTools, ListedServer, ToolResult
 from server.generation.written_item import EventNumbers
 from server.protocol import ids
 from server.protocol.responses import events as wire
@@ -40,8 +37,6 @@ from server.protocol.responses.items import (
 
 @dataclass(slots=True)
 class _Draft:
-    """A call whose arguments the model is writing."""
-
     label: str
     name: str
     needs_approval: bool
@@ -128,9 +123,8 @@ class ToolCallEvents:
 
     def close_draft(self, status: ItemStatus) -> list[Event]:
         """Ends the draft: a completed call becomes pending, one that was cut off is done as incomplete.
-
-        `arguments.done` is delayed until the next event or the end of the turn. If the log has it for the
-        last call, the turn was finished, so on recovery the call may already have been executed.
+        `arguments.done` is delayed to the next event or the turn's end: if the log has it for the last call,
+        the turn was finished, and the call may have been executed.
         """
         draft, self._draft = self._draft, None
         assert draft is not None
@@ -170,9 +164,9 @@ class ToolCallEvents:
         """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
-        end = end_event(self._form(self._calls[index].server_label), failed=failed)
+        events = self._events(self._calls[index].server_label)
         return [
-            self._event(end, item.id, index),
+            self._event(events.failed if failed else events.completed, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
@@ -193,14 +187,14 @@ class ToolCallEvents:
 
     def _start_call(self, label: str, name: str, allowed_by: str | None = None) -> list[Event]:
         index = len(self._output)
-        form = self._form(label)
+        events = self._events(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
-        item = started_item(form, self._id(ITEM_TYPES[form]), self._response, call)
+        item = started_item(events.item, self._id(events.item), self._response, call)
         self._calls[index] = call
         self._output.append(item)
         return [
             self._event(wire.OutputItemAdded, index, item),
-            self._event(IN_PROGRESS_EVENTS[form], item.id, index),
+            self._event(events.in_progress, item.id, index),
         ]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
@@ -218,9 +212,9 @@ class ToolCallEvents:
             case WebSearchCall():
                 return []
 
-    def _form(self, label: str) -> CallType:
+    def _events(self, label: str) -> CallEvents:
         listed = self._hosted.by_label.get(label)
-        return listed.call_type if listed is not None else "mcp"
+        return CALL_EVENTS[listed.call_type if listed is not None else "mcp"]
 
     def _request_approval(self, draft: _Draft, arguments: str) -> list[Event]:
         index = len(self._output)

@@ -1,8 +1,4 @@
-"""The events of one output item that the model writes: message, reasoning with its summary, client's call.
-
-Pure. Order: item added, part added, deltas, text done, part done, item done; calls have no parts. A summary
-repeats the reasoning while it is streamed: part added, text deltas, text done, part done.
-"""
+"""The events of an item that the model writes: message, reasoning with its summary, client's call. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -48,7 +44,6 @@ class EventNumbers:
     def event(
         self, kind: Callable[Concatenate[int, _P], wire.WholeEvent], *args: _P.args, **kwargs: _P.kwargs
     ) -> Event:
-        """The next event, of that type and with those fields after its number."""
         return wire.whole_event(kind(self.take(), *args, **kwargs))
 
 
@@ -67,7 +62,6 @@ class WrittenItem:
     text: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     kind: Kind = field(init=False)
-    """The kind of its delta events."""
     _partial_word: str = ""
 
     def __post_init__(self) -> None:
@@ -106,9 +100,7 @@ class WrittenItem:
         return item, events
 
     def _append_summary(self, text: str) -> list[Event]:
-        """Deltas are whole words, cut by the text alone and not by how it arrived. So a resumed run continues
-        exactly where its log ends.
-        """
+        """Deltas are whole words, cut by the text alone, so a resumed run continues where its log ends."""
         text = self._partial_word + text
         words = _WORDS.match(text)
         end = words.end() if words else 0
@@ -169,7 +161,6 @@ class WrittenItem:
 
 
 def delta_kind(start: ItemStart) -> Kind:
-    """The kind of the delta events of an item that began so."""
     match start:
         case MessageStart():
             return Kind.OUTPUT_TEXT_DELTA

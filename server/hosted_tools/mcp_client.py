@@ -1,9 +1,6 @@
-"""McpServers, the MCP client: lists of tools and tool calls as futures, made on a thread with an event loop.
-
-Registered servers are reached at any address; servers that a request names by URL only where
-`AllowedAddresses` lets it. All exchanges run in one event loop on a thread of its own, so no other thread
-waits for a server. Calls beyond the limits of `mcp_session` wait there. A server's failure is a result with
-a sentence for the model and the client; its cause is logged.
+"""McpServers, the MCP client: lists of tools and tool calls as futures, made on a thread with an event loop,
+so that no other thread waits for a server. Registered servers are reached at any address, those of a request
+where `AllowedAddresses` lets it. A failure is a result with a sentence; its cause is logged.
 """
 
 import asyncio
@@ -65,9 +62,7 @@ class McpServers:
         *,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
-        """`seconds` is the time limit of a call, connecting included, and of its wait for a slot;
-        `list_seconds` that of a list of tools. `allowed` applies to URLs in requests.
-        """
+        """`seconds` limits a call and its wait for a slot, `list_seconds` a list; `allowed` is for URLs."""
         self.registered = registered
         self._seconds = seconds
         self._list_seconds = min(seconds, list_seconds)
@@ -87,10 +82,7 @@ class McpServers:
         check_url(read_url(url), self._allowed)
 
     def find_tools(self, label: str, credentials: McpCredentials, tenant: str) -> "ToolList | Future[None]":
-        """A server's tools from the cache, else a future that is done when the cache has them.
-
-        A failure is an error in the list. Raises TooManyRequests or Overloaded.
-        """
+        """A server's tools, or a future of their listing. Raises TooManyRequests or Overloaded."""
         key = ToolListKey(tenant, self._share_key(label, credentials), label, _digest(credentials))
         return self._listings.find(key, partial(self.start_listing, label, credentials, tenant))
 
@@ -154,7 +146,6 @@ class McpServers:
         return failed_result("The MCP server could not be reached, or its response could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
-        """Cancel the calls of a response."""
         with self._lock:
             futures = list(self._pending_calls.get(response, ()))
         for future in futures:

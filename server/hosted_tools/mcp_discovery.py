@@ -1,8 +1,4 @@
-"""MCP tool discovery: the servers that a request names are validated and listed before the response exists.
-
-Their tools become a part of the stored request, so that a recovered run offers the same ones. A list that the
-conversation already has is not sent again, as with OpenAI.
-"""
+"""MCP tool discovery: a request's servers are checked and listed before its response, which stores tools."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -73,10 +69,8 @@ def discover_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
 ) -> tuple[CreateResponse, list[Tool], dict[str, McpCredentials]]:
     """The request with the servers' tools in it, its tools parsed, and the credentials, which leave it.
-
-    Raises InvalidRequest or DecodeFailure, also for an approved call of a tool that is not offered;
-    ToolServerDown for one of OpenAI's built-in tools; and NotReady while a server is listing its tools. The
-    error of an MCP server that cannot list its tools becomes an item of the stream.
+    Raises InvalidRequest or DecodeFailure, ToolServerDown for a built-in tool, NotReady while a server lists
+    its tools. An MCP server that cannot list them becomes an item of the stream.
     """
     if not request.tools:
         check_approved_calls(hosted_tools_of(request, (), items))
@@ -117,7 +111,8 @@ def discover_tools(
         names |= callable_names([tool])
         credentials[tool.server_label] = own_credentials
         elements.append(msgspec.to_builtins(tool))
-    request_servers.check_ready()
+    if request_servers.pending:
+        raise NotReady(request_servers.pending)
     if credentials:
         request = msgspec.structs.replace(request, tools=elements)
         parsed = read_tools(elements)
@@ -140,14 +135,12 @@ class _RequestServers:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers
         self._caller = caller
-        self._pending: list[Future[None]] = []
+        self.pending: list[Future[None]] = []
 
     def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
-        """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server.
-
-        The URL of a registered server may be repeated, because some clients cannot leave it out. vLLM's
-        labels stand for OpenAI's built-in tools unless a server is registered under that label.
-        `container` is the registered server, with any URL that the client may not use itself.
+        """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server. A
+        registered server's URL may be repeated, as some clients cannot leave it out. vLLM's labels stand for
+        built-in tools unless a server has that label, and `container` for the registered server.
         """
         if element.get("type") != "mcp":
             return _builtin_server(self.labels, element)
@@ -178,25 +171,17 @@ class _RequestServers:
         return True
 
     def find_tools(self, label: str, credentials: McpCredentials) -> ToolList | None:
-        """A server's tools; None while they are fetched. Raises TooManyRequests or Overloaded.
-
-        The errors are not raised while lists of this request are pending: the server is asked after those.
-        """
+        """A server's tools; None while any are fetched. Raises TooManyRequests or Overloaded."""
         try:
             result = self._servers.find_tools(label, credentials, self._caller.tenant)
         except (TooManyRequests, Overloaded):
-            if not self._pending:
+            if not self.pending:
                 raise
             return None
         if isinstance(result, ToolList):
             return result
-        self._pending.append(result)
+        self.pending.append(result)
         return None
-
-    def check_ready(self) -> None:
-        """Raises NotReady while lists are pending."""
-        if self._pending:
-            raise NotReady(self._pending)
 
     def check_usage(self, tool: McpTool, credentials: McpCredentials, path: str, *, background: bool) -> None:
         """Raises InvalidRequest for a server, header, URL or restriction that this caller may not use."""
@@ -212,14 +197,11 @@ class _RequestServers:
         self._check_access(tool, path)
         if credentials.url is None:
             self._check_registered_headers(tool, credentials, path)
-        hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
-        if tool.server_url is not None and "?" in tool.server_url:
-            hidden = "server_url"
-        if background and hidden:
+        if background and tool.secret_field:
             raise InvalidRequest(
                 "Headers and queries for an MCP server are never stored, and a background response is taken "
                 "from the store.",
-                param=f"{path}.{hidden}",
+                param=f"{path}.{tool.secret_field}",
                 code="unsupported_parameter",
             )
 
@@ -257,11 +239,7 @@ class _RequestServers:
             ) from None
 
     def _check_access(self, tool: McpTool, path: str) -> None:
-        """Raises ToolNotAllowed for a server that the caller's key may not use.
-
-        A server at a URL of the request is known by that URL and by its host, never by its label, which the
-        request chooses.
-        """
+        """Raises ToolNotAllowed by a server's URL or host, never by the label a request chooses."""
         names: tuple[str | None, ...]
         if tool.server_url is not None:
             names = (tool.server_url, tool.server_url.partition("?")[0], urlsplit(tool.server_url).hostname)
@@ -276,9 +254,8 @@ class _RequestServers:
 def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
-    """The MCP tool of the registered server that implements a built-in tool; None if there is none.
-
-    There is none for a search without access to the web, because a browser has no store of pages to search.
+    """The MCP tool of the server that implements a built-in tool; None without one, and for a search without
+    access to the web, of which a browser has no stored pages.
     """
     kind = element.get("type")
     label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
@@ -297,10 +274,7 @@ def _builtin_server(
 
 
 def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
-    """Raises InvalidRequest for a setting of a built-in tool that its server would not obey.
-
-    What only tunes a tool (`search_context_size`, `user_location`, `memory_limit`) is accepted.
-    """
+    """Raises InvalidRequest for a restriction that the server would not obey; tuning is accepted."""
     filters, container = element.get("filters"), element.get("container")
     for name in ("allowed_domains", "blocked_domains"):
         if isinstance(filters, dict) and filters.get(name):

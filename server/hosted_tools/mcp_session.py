@@ -1,8 +1,4 @@
-"""Asynchronous exchanges with an MCP server: connect, list its tools or call one, close.
-
-Servers are not trusted: the bytes that they send are limited while they arrive, and redirects are not
-followed. A local command is the operator's own; its process lives for one exchange.
-"""
+"""Asynchronous exchanges with an MCP server, whose bytes are limited while they arrive; no redirects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
@@ -130,10 +126,7 @@ async def call_tool(
     tenant: str,
     server: str,
 ) -> "CallToolResult":
-    """The tool's result, of a call that is made once the tenant has a slot for the server.
-
-    Raises NoSlot after `seconds` without one, and TimeoutError `seconds` after the call has begun.
-    """
+    """The tool's result. Raises NoSlot, or TimeoutError `seconds` after the call began."""
     limits: dict[Hashable, int] = {
         ("server", server): MAX_PER_SERVER,
         ("pair", tenant, server): MAX_PER_TENANT_AND_SERVER,
@@ -147,10 +140,8 @@ async def call_tool(
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, object]) -> "CallToolResult":
-    """Call a tool like `ClientSession.call_tool`, without its check against the tool's output schema.
-
-    For that the library asks for the list of tools after each call, and runs the regular expressions of the
-    server's schema on the server's text, which no time limit ends.
+    """`ClientSession.call_tool` without its check against the output schema, for which the library lists the
+    tools again and runs the server's regular expressions, which no time limit ends.
     """
     from mcp import types
 

@@ -48,17 +48,12 @@ class RegisteredServers:
         return EVERYBODY in users or tenant in users or (key_id is not None and KEY + key_id in users)
 
     def is_command(self, label: str) -> bool:
-        """Whether the server is a local process."""
         return self.locations.get(label, "").startswith(COMMAND)
 
     def headers(
         self, label: str, caller_headers: Mapping[str, str], tenant: str, session: str | None
     ) -> dict[str, str]:
-        """The headers sent to a server: the caller's, with the session id and the token replaced.
-
-        The session id is `<MAC of the tenant>.<MAC of the session>`. The session is the caller's own value of
-        the header, else `session`; without either there is no session id.
-        """
+        """The caller's headers, with the server's token and a session id of MACs of tenant and session."""
         reserved = (SESSION_HEADER, TOKEN_HEADER)
         headers = {name: value for name, value in caller_headers.items() if name.lower() not in reserved}
         sessions = [value for name, value in caller_headers.items() if name.lower() == SESSION_HEADER]
@@ -115,7 +110,6 @@ def read_tokens(text: str | None) -> dict[str, str]:
 
 
 def _entries(text: str | None) -> Iterator[tuple[str, str, str]]:
-    """Each entry of a setting `label=value,…`, its label and its value."""
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         label, _, value = entry.partition("=")
         yield entry, label, value

@@ -1,7 +1,4 @@
-"""MCP servers' lists of tools: which tools are usable, and a cache in which requests share one exchange.
-
-A list belongs to a tenant and to the credentials that it was fetched with. Thread-safe; no call waits.
-"""
+"""MCP servers' lists of tools: the usable ones, and a cache by tenant and credentials. Thread-safe."""
 
 import logging
 import re
@@ -34,7 +31,6 @@ MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
-"""Time for which a failed list is cached."""
 MAX_PENDING = 64
 MAX_PENDING_PER_TENANT = 8
 MAX_PENDING_PER_SERVER = 16
@@ -83,10 +79,7 @@ class ToolListCache:
         self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
-        """The cached list, or a future that is done when it is cached. `ask` starts it if none runs.
-
-        Raises TooManyRequests or Overloaded at the limits of pending exchanges.
-        """
+        """The cached list, or a future of it, begun by `ask`. Raises TooManyRequests or Overloaded."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():

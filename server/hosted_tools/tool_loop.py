@@ -1,8 +1,5 @@
-"""ToolLoop, between two model turns of a response: makes hosted tool calls, then submits the next turn.
-
-Calls run on the thread of the MCP sessions. Next turns are prepared on a thread pool of their own, so that
-neither waits for the other. Each result goes to the recorder as a message. When the last result of a turn is
-committed, the next turn's engine request is submitted.
+"""ToolLoop, between two model turns of a response: makes hosted calls, whose results go to the recorder, then
+submits the next turn. Turns have a thread pool of their own, so that they do not wait for calls.
 """
 
 import logging
@@ -58,9 +55,7 @@ class ToolLoop:
         traces: ResponseTraces | None = None,
         reserve_turn: Callable[[RunFacts, int], bool] = lambda _facts, _prompt_tokens: True,
     ) -> None:
-        """`on_call` gets each call that was made, with its result and its duration in seconds. `reserve_turn`
-        says whether the budgets of a response have room for a further turn with so many tokens in its prompt.
-        """
+        """`on_call` gets each call, its result and seconds; `reserve_turn` checks budgets for a prompt."""
         self._reserve_turn = reserve_turn
         self._traces = traces or ResponseTraces()
         self._engine = engine
@@ -101,10 +96,8 @@ class ToolLoop:
                 self.begin(update.run, tool_work)
 
     def begin(self, run: Run, tool_work: PendingToolWork, *, is_retry: bool = False) -> None:
-        """Begins the calls, or the next turn, on other threads.
-
-        With `is_retry` another replica may have made the calls before it stopped. Calls to tools that are not
-        declared as repeatable are then answered with an error, for the model to decide.
+        """Begins the calls, or the next turn, on other threads. With `is_retry` they may have been made
+        before a crash: those that are not repeatable get an error, for the model to decide.
         """
         response = run.facts.id
         with self._lock:
@@ -130,10 +123,7 @@ class ToolLoop:
                 self._turn_pool.submit(act, *arguments)
 
     def cancel(self, response: UUID, reason: CancelReason | None = None) -> None:
-        """Cancels a response in any of its turns, or between two. Without a reason its run has ended here.
-
-        The recorder has the reason before the engine's end, which comes through the same inbox.
-        """
+        """Cancels a response in or between its turns; without a reason its run has ended here."""
         with self._lock:
             has_turns = response in self._turn_builders
             if has_turns:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
@@ -15,6 +14,7 @@ from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.decode import decode
 from server.protocol.ids import is_request_id
+from server.protocol.list_pages import PageRequest
 from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
@@ -40,16 +40,6 @@ TENANT = Parameter("tenant", str, "Filter by tenant.")
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
 """The query parameter that `include_values` reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """The part of a list that a request asks for."""
-
-    after: str | None
-    """The id of the object that the page comes after."""
-    limit: int
-    newest_first: bool
 
 
 def page_request(request: Request, order: str = "desc") -> PageRequest:

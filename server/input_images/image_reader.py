@@ -1,8 +1,6 @@
-"""`ImageReader`: the pictures of requests, fetched from allowed hosts and normalised in a subprocess.
-
-Pictures and PDFs are untrusted, so they are decoded by `image_worker` and drawn by `pdf_page_worker` with
-limits of time and memory. The engine gets their PNGs only. What was read is cached by tenant, so no tenant
-can tell what another one has sent.
+"""`ImageReader`: pictures of requests and pages of PDFs, fetched from allowed hosts and decoded by
+subprocesses with limits, as they are untrusted. The cache is by tenant, so none can tell what another one has
+sent.
 """
 
 import hashlib
@@ -26,21 +24,18 @@ from server.protocol.responses.items import Detail, InputImage
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 """Media types of pictures that can be read; a web server may call them anything."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Bytes of one picture as it is sent or fetched."""
 MAX_READ_PIXELS = 50_000_000
 """Pixels of a picture as it is decoded: 150 MB in RGB."""
 MAX_SIDE = 8192
 """Pixels along the longer side of a normalised picture."""
 LOW_SIDE = 512
-"""Pixels along the longer side of a picture with `detail: "low"`."""
+"""Pixels along the longer side with `detail: "low"`."""
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
 """Pictures read at the same time, at most half of them of one tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
-"""Bytes of normalised pictures in the cache."""
 MAX_PDF_PAGES = 20
-"""Pages of a PDF whose pages are drawn."""
 MAX_PAGES_BYTES = 32 * 1024 * 1024
 """Bytes of a PDF's drawn pages, as PNG."""
 MAX_PAGE_PIXELS = 1_500_000
@@ -155,7 +150,10 @@ class ImageReader:
         key = (tenant, hashlib.sha256(content).digest(), low)
         image = self._cache.get(key)
         if image is None:
-            data = self._run_worker(tenant, content, LOW_SIDE if low else MAX_SIDE)
+            side = LOW_SIDE if low else MAX_SIDE
+            data = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, side)
+            if data.startswith(b"{"):
+                raise ImageError(*_MESSAGES[json.loads(data)["error"]])
             image = NormalisedImage(data, hashlib.sha256(data).digest())
             self._cache.put(key, image)
         return image
@@ -174,12 +172,6 @@ class ImageReader:
             images.append(InputImage(detail=detail, content=data_url("image/png", files[:size])))
             files = files[size:]
         return images
-
-    def _run_worker(self, tenant: str, content: bytes, most_side: int) -> bytes:
-        output = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, most_side)
-        if output.startswith(b"{"):
-            raise ImageError(*_MESSAGES[json.loads(output)["error"]])
-        return output
 
     def _run(self, tenant: str, worker: Path, content: bytes, *bounds: int) -> bytes:
         """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""

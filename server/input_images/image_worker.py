@@ -1,8 +1,4 @@
-"""Worker that reads a picture with Pillow and writes it as a PNG.
-
-Run by `bounded_process` as a file. A picture that cannot be read is told as JSON: `{"error": ...}` with
-`type`, `broken`, `large`, `narrow` or `empty`.
-"""
+"""Worker that writes a picture as a PNG with Pillow, or an error as JSON; run by `bounded_process`."""
 
 import io
 import json
@@ -15,9 +11,8 @@ MAX_RATIO = 100
 
 
 def normalised(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes | str:
-    """The picture as an RGB PNG: its first frame, turned as EXIF says, on white, scaled down; or an error.
-
-    `most_read` pixels are decoded at most; the result has at most `most_pixels`, and sides of `most_side`.
+    """The picture as an RGB PNG: first frame, turned as EXIF says, on white, scaled to `most_pixels` and
+    sides of `most_side`; or an error, as of more than `most_read` pixels.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -70,6 +65,5 @@ def prepare() -> None:
 
 
 def answer(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes:
-    """The output for a picture."""
     result = normalised(content, most_read, most_pixels, most_side)
     return json.dumps({"error": result}).encode() if isinstance(result, str) else result

@@ -1,8 +1,4 @@
-"""Worker that draws the pages of a PDF with PDFium, as PNGs.
-
-Run by `bounded_process` as a file. The first line of the output is JSON: `{"sizes": [...]}`, the bytes of
-each PNG that follows, or `{"error": ...}` with `encrypted`, `pages`, `large` or `broken`.
-"""
+"""Worker that draws a PDF's pages as PNGs, after a line of JSON: `{"sizes": [...]}` or `{"error": ...}`."""
 
 import io
 import json
@@ -11,10 +7,7 @@ import json
 def drawn(
     content: bytes, most_pages: int, most_bytes: int, most_pixels: int, most_side: int
 ) -> list[bytes] | str:
-    """Each page as an RGB PNG of about `most_pixels`, with sides of `most_side` at most; or an error.
-
-    `most_bytes` is for all PNGs together.
-    """
+    """Each page as an RGB PNG within these bounds, of which `most_bytes` is for all; or an error."""
     import pypdfium2
 
     try:
@@ -45,7 +38,6 @@ def prepare() -> None:
 
 
 def answer(content: bytes, most_pages: int, most_bytes: int, most_pixels: int, most_side: int) -> bytes:
-    """The output for a PDF."""
     pages = drawn(content, most_pages, most_bytes, most_pixels, most_side)
     if isinstance(pages, str):
         return json.dumps({"error": pages}).encode() + b"\n"

@@ -16,7 +16,6 @@ class Gate:
         self._changed = threading.Condition()
 
     def close(self) -> None:
-        """Refuse every later request."""
         with self._changed:
             self._closed = True
 

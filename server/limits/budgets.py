@@ -1,8 +1,6 @@
-"""Budgets of keys and tenants in tokens and in money, by day, month or in all, over all replicas.
-
-Before a response is accepted, its prompt and the most output that it may have are reserved; its end puts what
-it used in place of that. So however many requests come at once, a budget is not exceeded: only by prices that
-rise while a response runs.
+"""Budgets of keys and tenants in tokens and in money, by day, month or in all, over all replicas. A
+response's prompt and most output are reserved before it is accepted, and replaced at its end. So no budget is
+exceeded, but by prices that rise while a response runs.
 """
 
 import logging
@@ -41,7 +39,6 @@ class Demand:
     stored: bool
     prompt_tokens: int
     output_tokens: int
-    """The most that it can generate."""
     limited: bool
     """Whether the request itself limits its output; if not, the budget may."""
 
@@ -51,7 +48,6 @@ class Budget:
     """A budget of a key or a tenant in one unit, and how it stands."""
 
     owner: str
-    """Its name in a refusal."""
     period: Period
     today: date
     unit: Unit
@@ -104,10 +100,11 @@ class Budgets:
     def reserve(
         self, caller: Caller, reservation: BudgetReservation, demands: Sequence[Demand]
     ) -> list[int] | None:
-        """Reserves for the responses of a request, in place of what it reserved before; returns how many
-        output tokens each may have, None without a budget. Raises BudgetExceeded or DatabaseError.
+        """Reserves anew for a request; returns the output of each response, None without a budget. Raises
+        BudgetExceeded or DatabaseError.
         """
-        owners = _owners_of(caller)
+        limits = caller.settings.limits
+        owners = _owners(caller.tenant, caller.key_id, caller.counted_as, caller.limits, limits)
         if not owners:
             return None
         if reservation.responses:
@@ -119,7 +116,7 @@ class Budgets:
             _lock(connection, owners)
             price = budgets.price_now(connection, model)
             outputs = granted_outputs(_read(connection, owners), price, demands)
-            new = [_reservation(one, output, price) for one, output in zip(demands, outputs, strict=True)]
+            new = [_reservation(*each, price) for each in zip(demands, outputs, strict=True)]
             budgets.reserve(connection, caller.tenant, caller.counted_as, self._replica, new)
             return outputs
 
@@ -128,9 +125,7 @@ class Budgets:
     def reserve_turn(
         self, tenant: str, key_id: str | None, response: UUID, model: str, prompt_tokens: int
     ) -> bool:
-        """Reserves the prompt of a response's further turn, whose output is reserved already; False if the
-        budget has no room for it. Raises DatabaseError.
-        """
+        """Reserves the prompt of a further turn; False if a budget has no room. Raises DatabaseError."""
 
         def book(connection: Connection) -> bool:
             held = stored_keys.limits_of(connection, tenant, key_id)
@@ -183,10 +178,6 @@ def _owners(
     return [owner for owner in owners if owner[1].has_budget]
 
 
-def _owners_of(caller: Caller) -> list[_Owner]:
-    return _owners(caller.tenant, caller.key_id, caller.counted_as, caller.limits, caller.settings.limits)
-
-
 def _lock(connection: Connection, owners: Sequence[_Owner]) -> None:
     """Locks the tenant's budget, which is that of its keys, too, or else the key's."""
     owner = owners[0][2]
@@ -223,10 +214,9 @@ def _reservation(demand: Demand, output: int, price: ModelPrice) -> NewReservati
 
 
 def granted_outputs(held: Sequence[Budget], price: ModelPrice, demands: Sequence[Demand]) -> list[int]:
-    """The output tokens that each response of a request may have. Raises BudgetExceeded. Pure.
-
-    A request's own limit is granted or refused. Without one a response may have OUTPUT_PART of what is left,
-    or OUTPUT_TOKENS if there are as many, so that one request does not reserve the whole budget.
+    """The output tokens that each response of a request may have. Raises BudgetExceeded. Pure. Without a
+    limit of its own a response may have OUTPUT_PART of what is left, or OUTPUT_TOKENS, so that one request
+    does not reserve the whole budget.
     """
     prompt = sum(demand.prompt_tokens for demand in demands)
     granted = [demand.output_tokens for demand in demands]
@@ -249,7 +239,6 @@ def granted_outputs(held: Sequence[Budget], price: ModelPrice, demands: Sequence
 
 
 def check_budget(budget: Budget) -> None:
-    """Raises BudgetExceeded if nothing is left of the budget."""
     if not budget.left:
         raise _exceeded(budget)
 

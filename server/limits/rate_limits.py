@@ -1,9 +1,7 @@
-"""`RateLimits`: requests and tokens a minute of keys and tenants, over all replicas, with OpenAI's headers.
-
-A limit is a bucket of as many units, which fills evenly within a minute. A request takes one of its key's and
-its tenant's buckets before its prompt is prepared, and before it is accepted the tokens of the prompt and as
-many as its output may have. When the response has ended, the replica on which it ended gives back what was
-not used, or takes the rest, within about a second. Without a limit a request makes no query.
+"""`RateLimits`: requests and tokens a minute of keys and tenants, over all replicas, with OpenAI's headers. A
+limit is a bucket that fills evenly within a minute. A request takes one of its key's and its tenant's buckets
+before its prompt is prepared, and then the tokens of prompt and output. After the end what was not used is
+given back, or the rest taken, within about a second. Without a limit there is no query.
 """
 
 import logging
@@ -36,7 +34,6 @@ _MAX_UNITS: Final = 2**53
 
 
 def reserved_tokens(prompt_tokens: int, max_output_tokens: int | None, *, wants_output: bool = True) -> int:
-    """The tokens that a response takes before it is accepted."""
     if not wants_output:
         return prompt_tokens
     return prompt_tokens + (DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens)
@@ -51,12 +48,10 @@ class Level:
 
     @property
     def remaining(self) -> int:
-        """The units that can be taken now."""
         unfilled = max(0.0, self.seconds) * self.per_minute / 60
         return max(0, math.floor(self.per_minute - unfilled + 1e-6))  # a float is a little off
 
     def without(self, units: int) -> "Level":
-        """The level once these units are taken."""
         return Level(self.per_minute, self.seconds + units * 60 / self.per_minute)
 
     def seconds_until(self, units: int) -> float:
@@ -84,9 +79,7 @@ class RateReservation:
         self._tokens = 0
 
     def take_tokens(self, tokens: int) -> None:
-        """Takes the tokens of the responses, in place of those taken before. Raises RateLimited,
-        RequestTooLarge or DatabaseError.
-        """
+        """Takes tokens in place of earlier ones. Raises RateLimited, RequestTooLarge, DatabaseError."""
         if self._tokens:
             self._rates.return_now(self._caller, Unused(tokens=self._tokens))
             self._tokens = 0
@@ -94,7 +87,6 @@ class RateReservation:
         self._tokens = tokens
 
     def accepted(self) -> None:
-        """The responses are accepted: their ends settle the tokens."""
         self._tokens = 0
 
     def give_back(self) -> None:
@@ -115,9 +107,7 @@ class RateLimits:
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[RateReservation]:
-        """Counts a request, and surrounds its preparation and acceptance: if the block raises, what was taken
-        is given back. Raises RateLimited or DatabaseError.
-        """
+        """Counts a request, unless the block raises. Raises RateLimited or DatabaseError."""
         self._check(caller)
         self.take(caller)
         reservation = RateReservation(self, caller)
@@ -219,7 +209,6 @@ class RateLimits:
         return levels
 
     def headers(self, caller: Caller) -> dict[str, str]:
-        """The `x-ratelimit-…` headers of an answer to this caller."""
         return rate_limit_headers(self.levels(caller))
 
 

@@ -1,8 +1,5 @@
-"""`SharedLimit`: a counter of what is in use at a time, in all and per tenant.
-
-Every kind of work that a client can start (handlers, streams, tokenizing, tool calls, body bytes) has a
-`SharedLimit`. It never waits. A tenant at its own limit gets 429, and only a full server
-answers 503. `docs/limits.md` lists every limit.
+"""`SharedLimit`: a counter of what is in use at a time, in all and per tenant, which never waits. A tenant at
+its own limit gets 429, and only a full server answers 503. `docs/limits.md` lists all.
 """
 
 import threading
@@ -10,16 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from server.caller import Caller
 from server.errors import Overloaded, TooManyRequests
 
 UNBOUNDED = 2**31
 
 
 class SharedLimit:
-    """At most `total` units in use, and at most `per_tenant` of them by one tenant. Thread-safe.
-
-    The tenant's limit is checked first.
-    """
+    """At most `total` units, and first at most `per_tenant` of one tenant, in use. Thread-safe."""
 
     def __init__(self, what: str, *, total: int, per_tenant: int) -> None:
         """`what` is the plural noun of the error's sentence: "open streams", "bytes of request bodies"."""
@@ -47,7 +42,6 @@ class SharedLimit:
             self._by_tenant[tenant] += amount
 
     def release(self, tenant: str, amount: int = 1) -> None:
-        """Return units taken by `acquire`."""
         with self._lock:
             self._used -= amount
             self._by_tenant[tenant] -= amount
@@ -70,3 +64,11 @@ class SharedLimit:
     def _forget_if_unused(self, tenant: str) -> None:
         if self._by_tenant[tenant] <= 0:
             del self._by_tenant[tenant]
+
+
+def tenant_share(caller: Caller, own: int | None, setting: int | None, total: int) -> int:
+    """The tenant's share of `total`: its own limit, the setting's, or half; all on a server without keys."""
+    most = setting if own is None else own
+    if most is not None:
+        return min(most, total)
+    return total if caller.key_id is None else max(1, total // 2)

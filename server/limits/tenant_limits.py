@@ -1,10 +1,7 @@
 """Limits of tenants at admission: stored bytes, waiting background responses, history that requests read.
-
-Stored bytes are checked before a response is accepted. Accepted responses still grow, and other replicas
-accept more, so a tenant may exceed its quota by running responses and by the requests of a few seconds.
-Stored content remains readable. Waiting responses are counted by the accept transaction before it adds
-its row. Concurrent transactions do not see each other's rows, so that limit may be exceeded by as many
-rows as there are threads. Sizes of history are read from the database before contents.
+Accepted responses still grow and other replicas accept more, so a quota may be exceeded by what is accepted
+within seconds, and the queue, whose rows concurrent transactions do not see, by one a thread. Stored content
+remains readable.
 """
 
 import ctypes
@@ -17,7 +14,7 @@ from typing import Final
 
 from server.caller import Caller
 from server.errors import OVER_THE_LIMIT, InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
-from server.limits.shared_limit import SharedLimit
+from server.limits.shared_limit import SharedLimit, tenant_share
 from server.store.cluster import claims
 from server.store.content import storage_usage
 from server.store.content.stored_items import HistorySize
@@ -26,7 +23,6 @@ from server.store.database import Connection, Database
 DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
 """The limit of a tenant with a key. The tenant of a server without keys has the whole disk."""
 FRESH_SECONDS: Final = 2.0
-"""How long a tenant's sum is cached."""
 _MAX_TENANTS: Final = 4096
 QUEUED: Final = "queued background responses"
 
@@ -82,20 +78,14 @@ class QueueLimits:
     per_tenant: int | None
 
     def share(self, caller: Caller) -> int:
-        """The caller's limit. A server without keys has one tenant, whose limit is the total."""
-        own = caller.settings.max_queued
-        most = self.per_tenant if own is None else own
-        if most is not None:
-            return min(most, self.total)
-        return self.total if caller.key_id is None else max(1, self.total // 2)
+        return tenant_share(caller, caller.settings.max_queued, self.per_tenant, self.total)
 
     def check(self, connection: Connection, caller: Caller) -> None:
         """Raises TooManyRequests or Overloaded if no background response may be added."""
         share = self.share(caller)
         if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
             raise TooManyRequests(
-                f"You may have {share} background responses waiting at a time; try again later.",
-                limit=QUEUED,
+                f"You may have {share} background responses waiting at a time; try again later.", limit=QUEUED
             )
         if claims.count_waiting(connection, self.total) >= self.total:
             raise Overloaded("Too many background responses are waiting; try again later.", limit=QUEUED)
@@ -141,19 +131,11 @@ class HistoryReads:
             reads.start_over()
 
     def trim_memory(self) -> None:
-        """Has the allocator return free memory to the system where large histories were read lately.
-
-        Without that their memory, freed in pieces, stays with the process. Called about once a second.
-        """
+        """Has the allocator return the freed memory of large histories; called about once a second."""
         if self._trims_due:
             self._trims_due -= 1
-            _trim_free_memory()
-
-
-def _trim_free_memory() -> None:
-    """Has glibc return the free memory of its arenas to the system; nothing with another C library."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+            with suppress(OSError, AttributeError):  # of another C library than glibc
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 class RequestReads:
@@ -178,9 +160,7 @@ class RequestReads:
             self._count = self._items = 0
 
     def reserve(self, size: HistorySize) -> None:
-        """Count a read. Raises InvalidRequest at the request's limit, TooManyRequests or Overloaded at the
-        limits of its tenant and of the process.
-        """
+        """Counts a read. Raises InvalidRequest at the request's limit, else TooManyRequests or Overloaded."""
         check_history_size(self._items + size.bytes, size.items)
         self._acquire(size.bytes)
         self._items += size.bytes

@@ -8,16 +8,13 @@ from uuid import UUID
 
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits.shared_limit import UNBOUNDED, SharedLimit
+from server.limits.shared_limit import UNBOUNDED, SharedLimit, tenant_share
 
 UNFINISHED = "unfinished responses"
 MAX_IMAGE_BYTES = 1024**3
 """Bytes of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
 MAX_INPUT_BYTES = 256 * 1024 * 1024
-"""Bytes of the input that unfinished responses keep for further turns, as JSON; one tenant may use half.
-
-Decoded it takes up to four times that memory.
-"""
+"""Bytes of JSON input kept for further turns, half for one tenant; decoded, up to four times as much."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,12 +28,9 @@ class _SharedBytes:
 
 
 class UnfinishedResponses:
-    """The unfinished responses of this process, by id. Thread-safe.
-
-    A response is counted from before its row exists until its end is committed, also while it waits for a
-    tool. The total is the engine's own limit of running and waiting requests, and a response has one engine
-    request at a time. So the engine has room for each counted response, and overload is known before a
-    response is accepted.
+    """The unfinished responses of this process, by id. Thread-safe. One is counted from before its row exists
+    until its end is committed, also while it waits for a tool. The total is the engine's own limit of
+    requests, so overload is known before a response is accepted.
     """
 
     def __init__(self, *, total: int = UNBOUNDED, per_tenant: int | None = None) -> None:
@@ -59,12 +53,7 @@ class UnfinishedResponses:
         self._counts: Counter[str] = Counter()
 
     def share(self, caller: Caller) -> int:
-        """The limit of the caller's tenant. A server without keys has one, whose limit is the total."""
-        own = caller.settings.max_unfinished
-        most = self._per_tenant if own is None else own
-        if most is not None:
-            return min(most, self.total)
-        return self.total if caller.key_id is None else max(1, self.total // 2)
+        return tenant_share(caller, caller.settings.max_unfinished, self._per_tenant, self.total)
 
     def check(self, caller: Caller, count: int) -> None:
         """Raises TooManyRequests or Overloaded if `reserve` would; InvalidRequest if `count` never fits."""
@@ -74,11 +63,7 @@ class UnfinishedResponses:
     def reserve(
         self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0, input_bytes: int = 0
     ) -> None:
-        """Count these responses, or none of them, and the bytes that they share until the last one's end.
-
-        `image_bytes` are of pictures, `input_bytes` of the input that is kept for further turns. Raises as
-        `check` does.
-        """
+        """Counts these responses, or none, and bytes that they share. Raises as `check` does."""
         shared = _SharedBytes(len(responses), image_bytes, input_bytes)
         with self._lock:
             self._check(caller, len(responses))
@@ -107,11 +92,7 @@ class UnfinishedResponses:
                 del self._counts[tenant]
 
     def full_tenants(self) -> set[str]:
-        """Tenants at the limit of the setting; empty if only the default limits them.
-
-        The claimer skips their background responses. It claims only while there is room, and fairly, so that
-        the default limit is not needed there.
-        """
+        """Tenants at the setting's limit; the claimer is fair and needs no other."""
         most = self._per_tenant
         with self._lock:
             return {tenant for tenant, count in self._counts.items() if most is not None and count >= most}

@@ -1,7 +1,4 @@
-"""The interface of a model format: it writes a conversation as a prompt and parses output tokens into deltas.
-
-Pure: no thread, no clock, no I/O after construction. Tokens come from the engine, deltas go to the emitter.
-"""
+"""The interface of a model format: a conversation becomes a prompt, and output tokens become deltas. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +42,6 @@ class PromptTool:
 
 
 def qualified_name(name: str, namespace: str | None) -> str:
-    """The tool's name, prefixed with its namespace if it has one."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -57,7 +53,6 @@ class CallChoice:
     allowed: tuple[str, ...] | None = None
     """Names of the only tools that may be called; None allows all. The prompt lists all tools in any case."""
     parallel: bool = True
-    """Whether one turn may contain several calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +103,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     stop_ids: frozenset[int]
     images: tuple[PromptImage, ...] = ()
-    """The pictures, in the order of their tokens."""
     opens_reasoning: bool = False
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
     grammar: StructuredOutput | None = None
-    """The grammar that enforces the tool choice and the output format."""
     tools: Sequence[PromptTool] = ()
     """The callable tools, by which the parser distinguishes calls from text that looks like one."""
     must_call: bool = False
@@ -121,8 +114,6 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """The tokens before and after a model's reasoning."""
-
     start: tuple[int, ...]
     end: tuple[int, ...]
 
@@ -133,10 +124,8 @@ class TextDelta:
 
     text: str
     token_indices: tuple[int, ...] = field(default=(), compare=False)
-    """Ascending indices, from 0, into the engine request's output of the tokens that begin in this text.
-
-    The emitter attaches their logprobs to this delta. A token is in at most one delta; tokens of markup,
-    reasoning and calls are in none. Merging adjacent deltas concatenates both fields.
+    """Ascending indices into the engine request's output of the tokens that begin in this text, for their
+    logprobs. A token is in at most one delta; those of markup, reasoning and calls in none.
     """
 
 
@@ -182,13 +171,11 @@ Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | Call
 
 
 class OutputParser(Protocol):
-    """Parses the output tokens of one engine request. Raises nothing, whatever the output.
-
-    Any split of the same tokens into `feed` calls returns the same deltas after `merge_deltas`.
+    """Parses the tokens of one engine request and raises nothing. However the tokens are split into `feed`
+    calls, the deltas are the same after `merge_deltas`.
     """
 
     reasoning_tokens: int
-    """The number of reasoning tokens so far."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """The deltas of these tokens; text that may be the beginning of markup stays buffered."""
@@ -246,18 +233,10 @@ class ModelFormat(Protocol):
         """The turns whose reasoning a prompt has where the conversation does not say."""
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The conversation as a prompt.
-
-        Raises PromptError if the model's template refuses the conversation, and PromptTooLong beyond its
-        `max_tokens`.
-        """
+        """The prompt. Raises PromptError if the model's template refuses it, and PromptTooLong."""
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """The tokens of a text, in which control tokens may be spelled out.
-
-        `special` adds the tokenizer's own special tokens (BOS, EOS). Raises PromptError, and PromptTooLong
-        beyond `limit` tokens.
-        """
+        """The tokens of a text, with BOS and EOS if `special`. Raises PromptError and PromptTooLong."""
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""

@@ -23,13 +23,10 @@ def load_model_format(
     image_token_id: int | None = None,
     grammar_token_ids: frozenset[int] = frozenset(),
 ) -> ModelFormat:
-    """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
-
-    `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`;
-    by default the format is detected from the chat template. `chat_template` is a file that replaces the
-    folder's template; without either, the format writes no messages. The image parameters and
-    `grammar_token_ids` are those of the engine's ModelInfo. Raises FileNotFoundError or ValueError, naming
-    the file or the setting, for an unusable folder.
+    """The model format of the model in `folder`, whose generation ends with one of `stop_ids`. `places` lists
+    further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`, detected by
+    default. `chat_template` replaces the folder's; without either no messages are written. Other parameters
+    are those of ModelInfo. Raises FileNotFoundError or ValueError for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))

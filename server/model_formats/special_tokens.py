@@ -1,8 +1,6 @@
-"""Encodes special tokens as single characters, so that parsers distinguish markup from look-alike text.
-
-In parsed text a special token is one lone surrogate, its sign. The text of other tokens is decoded from UTF-8
-and never contains one, so `[TOOL_CALLS]` spelled letter by letter is text. Markup that is no special token of
-the tokenizer is matched as plain text.
+"""Encodes special tokens as single characters, so that parsers distinguish markup from look-alike text. In
+parsed text a special token is one lone surrogate, its sign, which text decoded from UTF-8 never contains.
+Markup that is no special token of the tokenizer is matched as plain text.
 """
 
 import re
@@ -19,27 +17,21 @@ class Markup:
     """The special tokens of one tokenizer; those that a format names get a sign."""
 
     def __init__(self, special: Mapping[str, int], in_grammars: Mapping[str, int] | None = None) -> None:
-        """`special` maps the texts of special tokens to their ids; `in_grammars` those of further tokens that
-        grammars name by id.
-        """
+        """`special` maps texts of special tokens to ids; `in_grammars` those of others that grammars name."""
         self.special = dict(special)
         self._in_grammars = {**self.special, **(in_grammars or {})}
         self.signs: dict[int, str] = {}
-        """Signs by token id."""
         self._find = _any_of(self.special)
         self._find_in_grammars = _any_of(self._in_grammars)
         self._texts: dict[str, str] = {}
 
     def sign(self, text: str) -> str:
-        """The text with each special token replaced by its sign."""
         return self._find.sub(lambda match: self._sign_of(match[0]), text)
 
     def restore(self, text: str) -> str:
-        """The text with each sign replaced by its special token's text."""
         return _ANY.sub(lambda match: self._texts.get(match[0], ""), text) if self.signs else text
 
     def clean(self, text: str) -> str:
-        """The text without signs."""
         return _ANY.sub("", text) if self.signs else text
 
     def is_sign(self, text: str) -> bool:

@@ -1,9 +1,7 @@
 """`Scanner` of an output's text, read by generators as it arrives; `TextEmitter`, which trims white space.
-
-Sans-IO, in linear time. A reader is a generator that yields when it needs more text; the caller feeds the
-scanner and resumes the reader. Once `ended` is set no reader yields. A reader that cannot know yet whether
-the text is markup sets a mark: the text since the mark can still be emitted as text. The scanner knows the
-indices of tokens, but neither model families nor tools.
+Sans-IO, in linear time. A reader yields when it needs more text; the caller feeds the scanner and resumes it.
+Once `ended` is set no reader yields. A reader that cannot know yet whether the text is markup sets a mark,
+since which it can still be emitted as text.
 """
 
 import re
@@ -50,7 +48,6 @@ class Scanner:
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
-        """Deltas since the last `take_deltas`."""
         self.in_reasoning = False
         """Whether the next text is reasoning, as far as is known yet."""
         self.ended = False
@@ -65,10 +62,7 @@ class Scanner:
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of the tokens with these indices; returns whether it must be read before more.
-
-        Otherwise it is read with the next one, to the same effect.
-        """
+        """Appends the text of these tokens; returns whether it must be read before more."""
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
@@ -80,7 +74,6 @@ class Scanner:
 
     @property
     def offset(self) -> int:
-        """The number of characters read."""
         return self._before + self._at
 
     def take_deltas(self) -> list[Delta]:
@@ -117,7 +110,6 @@ class Scanner:
         return text
 
     def unread(self, count: int) -> None:
-        """Moves back by `count` characters."""
         self._at -= count
 
     def peek(self) -> Reader[str]:
@@ -155,7 +147,6 @@ class Scanner:
             yield
 
     def skip_rest(self) -> None:
-        """Consumes all buffered text."""
         self._at = len(self._text)
 
     def drop_half_of(self, *texts: str) -> None:
@@ -179,10 +170,7 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
-
-        With `drops_half`, a stop that the end cuts off is not passed on.
-        """
+        """Passes the text before the first stop to `sink`; returns the stop, which is consumed, or ""."""
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:
@@ -205,10 +193,7 @@ class Scanner:
             self._copies_until = None
 
     def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
-        """Passes matching text to `sink`; True before other text, False at the end.
-
-        The pattern must need no lookahead.
-        """
+        """Passes matching text to `sink`; True before other text. The pattern must need no lookahead."""
         while True:
             end = _end_of(pattern, self._text, self._at)
             if end > self._at:
@@ -262,7 +247,6 @@ class TextEmitter:
         """Offset of the buffered white space."""
 
     def add(self, piece: str) -> None:
-        """Adds the text that the scanner has just read."""
         end = self._scanner.offset
         self._add(piece, end - len(piece), end)
 

@@ -16,10 +16,7 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
-    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
-
-    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
-    """
+    """The tools without MCP labels, which models tend to omit, where that is unambiguous."""
     names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
         replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
@@ -34,10 +31,8 @@ def choice_names(tool: PromptTool) -> frozenset[str]:
 
 
 def find_tool(name: str, tools: Iterable[PromptTool]) -> PromptTool | None:
-    """The only tool that matches an inexact name; None if none or several match.
-
-    Models omit prefixes (`get_weather` for `W-get_weather`), or add a tool's label with another separator
-    (`city.get_weather`).
+    """The only tool that matches an inexact name; None if none or several do. Models omit prefixes
+    (`get_weather` for `W-get_weather`), or use another separator (`city.get_weather`).
     """
     matches = [tool for tool in tools if name and _matches(name, tool)]
     return matches[0] if len(matches) == 1 else None
@@ -65,7 +60,6 @@ class ToolIndex:
         return bool(self.tools)
 
     def find(self, name: str) -> PromptTool | None:
-        """The tool of that name, or the only one that matches it inexactly."""
         return self.tools.get(name) or find_tool(name, self.tools.values())
 
     def resolve(self, name: str) -> PromptTool | None:
@@ -97,7 +91,6 @@ def description_of(tool: PromptTool) -> str:
 
 
 def function_schema(name: str, tool: PromptTool) -> dict[str, Any]:
-    """The tool as a function in transformers' `tools` format for chat templates."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     if tool.kind == "custom":
         parameters = CUSTOM_PARAMETERS

@@ -1,8 +1,6 @@
-"""The SSRF guard: which URLs and IP addresses the server may connect to. Pure.
-
-Only hosts that the operator lists are allowed, and no private addresses. A URL is parsed once, and the
-connection is made from that result, so that two parsers cannot disagree. Every address that a name
-resolves to is checked, and only a checked address is connected to.
+"""The SSRF guard: which URLs and IP addresses the server may connect to. Pure. A URL is parsed once, and the
+connection made from that, so that two parsers cannot disagree; every address that a name resolves to is
+checked.
 """
 
 import re
@@ -50,7 +48,6 @@ class AllowedHost:
     port: int | None = None
     """None for the scheme's default."""
     allows_http: bool = False
-    """Whether http is allowed beside https."""
 
     def matches(self, host: str, scheme: str, port: int) -> bool:
         if scheme == "http" and not self.allows_http:
@@ -74,10 +71,7 @@ class AllowedAddresses:
 
 
 def read_allowed(text: str | None) -> AllowedAddresses:
-    """Parse a comma-separated list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
-
-    Raises ValueError.
-    """
+    """Parses a list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks. Raises ValueError."""
     hosts: list[AllowedHost] = []
     networks: list[Network] = []
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
@@ -98,10 +92,7 @@ def read_allowed(text: str | None) -> AllowedAddresses:
 
 
 def allow_host_of(url: str) -> AllowedAddresses:
-    """Allow the host and port of a URL that the operator has configured, with any address.
-
-    Raises Refused for an invalid URL.
-    """
+    """Allows the host and port of an operator's URL, with any address. Raises Refused if it is invalid."""
     parsed = read_url(url)
     host, port = host_and_port(parsed)
     return AllowedAddresses(
@@ -147,11 +138,7 @@ def host_and_port(url: httpx.URL) -> tuple[str, int]:
 
 
 def check_addresses(host: str, resolved: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
-    """The addresses of a host, parsed. Raises Refused unless all of them are allowed.
-
-    The error is the same for a name that does not exist and for an internal one, so that internal names
-    cannot be probed.
-    """
+    """A host's addresses. Raises Refused unless all are allowed, alike for unknown and internal names."""
     refusal = Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
     try:
         addresses = [ip_address(text) for text in resolved]

@@ -1,7 +1,6 @@
 """Outgoing HTTP behind the SSRF guard: `fetch`, `post`, and `guarded_client` for MCP; bounded time and size.
-
-Names are resolved here and connections made to the checked addresses, so DNS rebinding has no effect; each
-redirect is checked like the first URL. Proxies, cookies and credentials of the environment are not used.
+Connections are made to checked addresses, so DNS rebinding has no effect, and redirects are checked. Proxies,
+cookies and credentials of the environment are not used.
 """
 
 import asyncio
@@ -125,6 +124,11 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+def _pool(allowed: AllowedAddresses, lookup: Lookup) -> httpcore.AsyncConnectionPool:
+    network = CheckedNetwork(allowed, lookup)
+    return httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network)
+
+
 class Unreachable(Exception):
     """A URL could not be fetched. The message is for the client."""
 
@@ -141,8 +145,6 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """The response of a fetch."""
-
     url: str
     """After redirects."""
     status: int
@@ -152,10 +154,7 @@ class FetchResult:
 
 
 def fetch(
-    url: str,
-    allowed: AllowedAddresses,
-    bounds: FetchLimits | None = None,
-    lookup: Lookup = look_up,
+    url: str, allowed: AllowedAddresses, bounds: FetchLimits | None = None, lookup: Lookup = look_up
 ) -> FetchResult:
     """GET a URL; blocks. Raises Refused if it is not allowed, and Unreachable."""
     bounds = bounds or FetchLimits()
@@ -170,11 +169,7 @@ def fetch(
 async def _fetch(
     here: httpx.URL, allowed: AllowedAddresses, bounds: FetchLimits, lookup: Lookup
 ) -> FetchResult:
-    network = CheckedNetwork(allowed, lookup)
-    async with (
-        asyncio.timeout(bounds.seconds + _OVERTIME_S),
-        httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network) as pool,
-    ):
+    async with asyncio.timeout(bounds.seconds + _OVERTIME_S), _pool(allowed, lookup) as pool:
         for _ in range(bounds.redirects + 1):
             check_url(here, allowed)
             answer = await _get(pool, here, bounds)
@@ -296,10 +291,7 @@ def guarded_client(
     seconds: float = MAX_SECONDS,
     lookup: Lookup = look_up,
 ) -> httpx.AsyncClient:
-    """A client that connects to allowed addresses only and follows no redirects.
-
-    Requests raise Refused, ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
-    """
+    """A client for allowed addresses. Raises Refused, ResponseTooLarge, TimeoutError and httpx's errors."""
     return httpx.AsyncClient(
         headers=headers,
         timeout=timeout or httpx.Timeout(30.0),
@@ -314,12 +306,9 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
     def __init__(
         self, allowed: AllowedAddresses, budget: ResponseBudget, seconds: float, lookup: Lookup
     ) -> None:
-        context = trusted_authorities()
-        super().__init__(verify=context, trust_env=False)
+        super().__init__(verify=trusted_authorities(), trust_env=False)
         # httpx has no parameter for the network backend. The parent's pool has no connections yet.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, network_backend=CheckedNetwork(allowed, lookup)
-        )
+        self._pool = _pool(allowed, lookup)
         self._allowed = allowed
         self._budget = budget
         self._deadline = asyncio.get_running_loop().time() + seconds
@@ -380,11 +369,8 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """The head of an answer."""
-
     status: int
     retry_after: str | None
-    """The header's text."""
 
 
 def post(
@@ -395,12 +381,8 @@ def post(
     seconds: float,
     lookup: Lookup = look_up,
 ) -> PostResult:
-    """POSTs to a URL on a connection of its own; blocks for at most `seconds`.
-
-    Of the answer the head alone is read, which httpcore bounds at 100 KiB, so a body of any size costs
-    nothing. Redirects are not followed.
-
-    Raises Refused if the URL or an address of its host is not allowed, and Unreachable.
+    """POSTs on a connection of its own, without redirects; blocks for at most `seconds`. Only the head of the
+    answer is read, which httpcore bounds at 100 KiB. Raises Refused and Unreachable.
     """
     try:
         return asyncio.run(_post(read_url(url), headers, body, allowed, seconds, lookup))
@@ -427,10 +409,9 @@ async def _post(
     sent += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
     sent.append((b"connection", b"close"))
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
-    context, network = trusted_authorities(), CheckedNetwork(allowed, lookup)
     async with (
         asyncio.timeout(seconds),
-        httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool,
+        _pool(allowed, lookup) as pool,
         pool.stream(
             "POST", _target(url), headers=sent, content=body, extensions={"timeout": timeouts}
         ) as answer,

@@ -1,10 +1,8 @@
 """`run`: a worker's answer to untrusted bytes, made in a process with bounds and nothing within its reach.
-
-The process is this file, `python -I bounded_process.py WORKER SECONDS MEMORY BOUND...`, which imports the
-standard library alone. It has the worker, a file with the functions `prepare` and `answer`, make the answer
-on standard output of the bytes on standard input. Before `answer` begins the process gives up, for good:
-system calls but those of computing and reading (seccomp), files but those of Python and its libraries
-(Landlock), and new privileges. That needs no privilege.
+The process is this file, run as `python -I bounded_process.py WORKER SECONDS MEMORY BOUND...`, with the
+standard library alone. The worker is a file with the functions `prepare` and `answer`. Before `answer` the
+process gives up for good, for which it needs no privilege: system calls but those of computing and reading
+(seccomp), files but those of Python and its libraries (Landlock), and new privileges.
 """
 
 import ctypes
@@ -23,68 +21,22 @@ WALL_SECONDS = 30.0
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # Numbers on x86-64 and on aarch64, of the kernel's own headers; None where there is no such call.
 _ALLOWED: dict[str, tuple[int, int | None]] = {
-    "access": (21, None),
-    "brk": (12, 214),
-    "clock_getres": (229, 114),
-    "clock_gettime": (228, 113),
-    "clock_nanosleep": (230, 115),
-    "close": (3, 57),
-    "dup": (32, 23),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "faccessat": (269, 48),
-    "faccessat2": (439, 439),
-    "fcntl": (72, 25),
-    "fstat": (5, 80),
-    "futex": (202, 98),
-    "getcwd": (79, 17),
-    "getdents64": (217, 61),
-    "getegid": (108, 177),
-    "geteuid": (107, 175),
-    "getgid": (104, 176),
-    "getpid": (39, 172),
-    "getrandom": (318, 278),
-    "getrlimit": (97, 163),
-    "getrusage": (98, 165),
-    "gettid": (186, 178),
-    "gettimeofday": (96, 169),
-    "getuid": (102, 174),
-    "lseek": (8, 62),
-    "lstat": (6, None),
-    "madvise": (28, 233),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "mremap": (25, 216),
-    "munmap": (11, 215),
-    "nanosleep": (35, 101),
-    "newfstatat": (262, 79),
-    "open": (2, None),
-    "openat": (257, 56),
-    "poll": (7, None),
-    "ppoll": (271, 73),
-    "pread64": (17, 67),
-    "read": (0, 63),
-    "readlink": (89, None),
-    "readlinkat": (267, 78),
-    "readv": (19, 65),
-    "restart_syscall": (219, 128),
-    "rseq": (334, 293),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "sched_getaffinity": (204, 123),
-    "sched_yield": (24, 124),
-    "set_robust_list": (273, 99),
-    "set_tid_address": (218, 96),
-    "sigaltstack": (131, 132),
-    "stat": (4, None),
-    "statx": (332, 291),
-    "sysinfo": (99, 179),
-    "times": (100, 153),
-    "uname": (63, 160),
-    "write": (1, 64),
-    "writev": (20, 66),
-}
+    "access": (21, None), "brk": (12, 214), "clock_getres": (229, 114), "clock_gettime": (228, 113),
+    "clock_nanosleep": (230, 115), "close": (3, 57), "dup": (32, 23), "exit": (60, 93),
+    "exit_group": (231, 94), "faccessat": (269, 48), "faccessat2": (439, 439), "fcntl": (72, 25),
+    "fstat": (5, 80), "futex": (202, 98), "getcwd": (79, 17), "getdents64": (217, 61),
+    "getegid": (108, 177), "geteuid": (107, 175), "getgid": (104, 176), "getpid": (39, 172),
+    "getrandom": (318, 278), "getrlimit": (97, 163), "getrusage": (98, 165), "gettid": (186, 178),
+    "gettimeofday": (96, 169), "getuid": (102, 174), "lseek": (8, 62), "lstat": (6, None),
+    "madvise": (28, 233), "mmap": (9, 222), "mprotect": (10, 226), "mremap": (25, 216), "munmap": (11, 215),
+    "nanosleep": (35, 101), "newfstatat": (262, 79), "open": (2, None), "openat": (257, 56),
+    "poll": (7, None), "ppoll": (271, 73), "pread64": (17, 67), "read": (0, 63), "readlink": (89, None),
+    "readlinkat": (267, 78), "readv": (19, 65), "restart_syscall": (219, 128), "rseq": (334, 293),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+    "sched_getaffinity": (204, 123), "sched_yield": (24, 124), "set_robust_list": (273, 99),
+    "set_tid_address": (218, 96), "sigaltstack": (131, 132), "stat": (4, None), "statx": (332, 291),
+    "sysinfo": (99, 179), "times": (100, 153), "uname": (63, 160), "write": (1, 64), "writev": (20, 66),
+}  # fmt: skip
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _NEW_THREAD = 0x00010000
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -107,10 +59,7 @@ class Exhausted(Exception):
 
 
 def run(worker: Path, content: bytes, memory: int, *bounds: int) -> bytes:
-    """The worker's answer to the content within `bounds`, which are its own; `memory` is in bytes.
-
-    Raises Exhausted, or TimeoutError if the machine was too busy.
-    """
+    """The worker's answer within its own `bounds`, `memory` in bytes. Raises Exhausted, or TimeoutError."""
     limits = map(str, (CPU_SECONDS, memory, *bounds))
     try:
         ran = subprocess.run(

@@ -10,10 +10,8 @@ from server.protocol.responses.request import InputItemParam, Metadata
 MAX_ITEMS = 20
 """Maximum items of one request, as in OpenAI's API."""
 
-
 RawMetadata = Annotated[
-    msgspec.Raw,
-    Meta(extra_json_schema={"type": "object", "additionalProperties": {"type": "string"}}),
+    msgspec.Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": {"type": "string"}})
 ]
 """Metadata as JSON from the store."""
 

@@ -1,17 +1,11 @@
 """JSON to typed values: msgspec decoders for threads, bounds on a body's size, errors with the JSON path.
+msgspec builds a type's decoder at first use without a lock, and a second thread that uses it meanwhile
+crashes the process. So `decode_as` and `convert_to` prepare each type once, under a lock; other modules pass
+types to msgspec only while they are imported.
 
-`decode_as` and `convert_to` replace msgspec's functions. msgspec builds a type's decoder at first use without
-a lock; a second thread that uses the half-built decoder crashes the process with a segmentation fault. So
-each type is prepared here once, under one lock. Other modules pass types to msgspec only while they are
-imported.
-
-`check_size` limits the number of values of a document before it is decoded. Decoding holds the GIL for about
-1 µs per key and value: more than a second for 10 MB of small values, half a minute for decimal fractions that
-are slow to round. Counting delimiters takes milliseconds and releases the GIL between pieces.
-
-`decode` does both for a request's body. Every error is a `DecodeFailure`: hostile JSON raises more than
-msgspec's errors, RecursionError for deep nesting and UnicodeDecodeError for invalid UTF-8. NUL characters are
-refused because Postgres' text cannot store them.
+Decoding holds the GIL for about 1 µs per key and value, more than a second for 10 MB of small values, and
+half a minute for decimal fractions that are slow to round. `check_size` counts delimiters before, which takes
+milliseconds and releases the GIL. NUL characters are refused because Postgres' text cannot store them.
 """
 
 import itertools
@@ -73,10 +67,7 @@ _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raises DecodeFailure for a document with too many values, in linear time.
-
-    In invalid JSON the part before the first error is counted correctly; the decoder never reads beyond it.
-    """
+    """Raises DecodeFailure for too many values, in linear time."""
     if len(data) <= _SMALL:
         return
     quotes = nested = values = decimals = 0
@@ -86,7 +77,8 @@ def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
         quotes += len(parts) - 1
         nested += outside.count(b"{") + outside.count(b"[")
         values += outside.count(b",")
-        decimals += outside.count(b".") + outside.count(b"E") + _exponents(outside)
+        decimals += outside.count(b".") + outside.count(b"E") + outside.count(b"e")
+        decimals -= outside.count(b"true") + outside.count(b"false")
         if quotes > 2 * MAX_STRINGS or nested > MAX_STRINGS or values > max_values:
             raise _too_much(
                 f"it may have {MAX_STRINGS} strings, as many lists and objects, and {max_values} values in "
@@ -110,11 +102,6 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _exponents(outside: bytes) -> int:
-    """The number of `e` that are not part of `true` or `false`."""
-    return outside.count(b"e") - outside.count(b"true") - outside.count(b"false")
-
-
 def _too_much(bounds: str) -> DecodeFailure:
     return DecodeFailure(f"The request body has too many values: {bounds}.", code="too_many_values")
 
@@ -130,7 +117,6 @@ _BOUND_CODES = {
 """OpenAI's error codes for values out of bounds, by msgspec's type name."""
 _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
-
 ANY_KEY = "[...]"
 """How msgspec writes the key of an object in a path."""
 MAX_KEYS = 1024
@@ -140,10 +126,7 @@ MAX_KEYS = 1024
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises DecodeFailure.
-
-    With an endpoint, also refuses names of parameters that this endpoint does not support.
-    """
+    """A JSON document of type `kind`, without unsupported parameters of an endpoint. Raises DecodeFailure."""
     check_size(data, max_values)
     try:
         if endpoint is not None:
@@ -214,7 +197,6 @@ def _with_key(field: str, value: object, kind: Any) -> str:
 
 
 def _code(message: str) -> str:
-    """OpenAI's error code for a message of msgspec."""
     if bound := _BOUND_ERROR.match(message):
         return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
     if "contains unknown field" in message:

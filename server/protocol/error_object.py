@@ -26,5 +26,12 @@ class DecodeFailure(Exception):
 
 
 def missing_parameter(param: str) -> DecodeFailure:
-    """The failure of a request without this field, in OpenAI's words."""
     return DecodeFailure(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+def unsupported_value(message: str, param: str | None) -> DecodeFailure:
+    return DecodeFailure(message, param, "unsupported_value")
+
+
+def invalid_value(message: str, param: str | None) -> DecodeFailure:
+    return DecodeFailure(message, param, "invalid_value")

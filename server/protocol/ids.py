@@ -1,12 +1,11 @@
-"""Ids: UUIDv7 in the database, OpenAI's prefixed strings in the API.
-
-A response's public id is its UUID with a prefix, so no lookup table is needed. Item ids are derived from the
-response's UUID and the item's index, so a run that is rebuilt after a crash generates the same ids.
+"""Ids: UUIDv7 in the database, OpenAI's prefixed strings in the API, so no lookup table is needed. Items' are
+derived from the response's and their index, so a run rebuilt after a crash generates the same ones.
 """
 
 import os
 import re
 import time
+from functools import partial
 from string import ascii_letters, digits
 from typing import Literal
 from uuid import UUID
@@ -50,27 +49,12 @@ def response_id(uuid: UUID) -> str:
     return f"resp_{uuid.hex}"
 
 
-def parse_response_id(text: str) -> UUID | None:
-    """The UUID of a response id that this server could have made, else None."""
-    return _parse("resp", text)
-
-
 def conversation_id(uuid: UUID) -> str:
     return f"conv_{uuid.hex}"
 
 
-def parse_conversation_id(text: str) -> UUID | None:
-    """The UUID of a conversation id that this server could have made, else None."""
-    return _parse("conv", text)
-
-
 def webhook_endpoint_id(uuid: UUID) -> str:
     return f"we_{uuid.hex}"
-
-
-def parse_webhook_endpoint_id(text: str) -> UUID | None:
-    """The UUID of a webhook endpoint's id that this server could have made, else None."""
-    return _parse("we", text)
 
 
 def webhook_id(uuid: UUID) -> str:
@@ -78,13 +62,7 @@ def webhook_id(uuid: UUID) -> str:
     return f"wh_{uuid.hex}"
 
 
-def parse_webhook_id(text: str) -> UUID | None:
-    """The UUID of a delivery's id that this server could have made, else None."""
-    return _parse("wh", text)
-
-
 def event_id(uuid: UUID) -> str:
-    """The id of the event that webhooks report."""
     return f"evt_{uuid.hex}"
 
 
@@ -96,11 +74,6 @@ def text_completion_id(uuid: UUID) -> str:
     return f"cmpl-{uuid.hex}"
 
 
-def parse_completion_id(text: str) -> UUID | None:
-    """The UUID of a chat completion's id that this server could have made, else None."""
-    return _parse("chatcmpl", text, "-")
-
-
 def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
     prefix, _, digits = text.partition(divider)
     if prefix != expected or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
@@ -108,11 +81,16 @@ def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
     return UUID(hex=digits)
 
 
-def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
-    """The id of the item at `index` of its list, see `ItemSource`.
+# The UUID of an id that this server could have made, else None.
+parse_response_id = partial(_parse, "resp")
+parse_conversation_id = partial(_parse, "conv")
+parse_webhook_endpoint_id = partial(_parse, "we")
+parse_webhook_id = partial(_parse, "wh")
+parse_completion_id = partial(_parse, "chatcmpl", divider="-")
 
-    `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
-    """
+
+def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
+    """The id of the item at `index` of its list, with the prefix of its type (`ID_PREFIXES`)."""
     return f"{prefix}_{response.hex}{side}{index:x}"
 
 
@@ -134,7 +112,6 @@ def split_id_tag(text: str) -> tuple[str, str]:
 
 
 def is_output_id(text: str) -> bool:
-    """Whether the id has the form of an output item's."""
     return _OUTPUT_ID.fullmatch(text) is not None
 
 
@@ -144,7 +121,6 @@ def call_id(response: UUID, index: int) -> str:
 
 
 def new_request_id() -> str:
-    """A new `x-request-id`, which log lines contain."""
     return f"req_{new_uuid().hex}"
 
 

@@ -1,7 +1,4 @@
-"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
-
-PDFs are untrusted, so `pdf_worker` reads them in a `bounded_process`.
-"""
+"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs, which a subprocess reads."""
 
 import base64
 import binascii
@@ -19,12 +16,9 @@ from server.protocol import bounded_process
 MAX_FILE_TEXT = 1_048_576
 """Maximum bytes of one file's text, all of which goes into the prompt."""
 
-
 _PDF_TYPE = "data:application/pdf"
 
-
 MAX_PDF = 8 * 1024 * 1024
-"""Maximum bytes of a PDF."""
 MAX_PAGES = 500
 MEMORY = 512 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
@@ -58,37 +52,23 @@ class ExtractionBusy(Exception):
         self.own = own
 
 
-class PdfError(ValueError):
-    """The PDF cannot be read; the message is sent to the client."""
-
-
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
 _cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
-"""Results of the last PDFs by tenant, SHA-256 and size limit: a request that was deferred is decoded again.
-
-The tenant is part of the key, so that the time of a request does not tell whether another tenant sent a PDF.
-"""
+"""Results of the last PDFs, as deferred requests are decoded again; by tenant, so that time tells nothing."""
 _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` in the form that is stored: of a PDF, its text as a data URL.
-
-    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy. A PDF
-    without text, as of scanned pages, is refused if `needs_text`.
-    """
+    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ExtractionBusy."""
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")
     if not is_pdf(content):
         file_text(data)
         return data
-    try:
-        text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
-    except PdfError as error:
-        raise FileError(str(error)) from error
+    text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
     return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
 
 
@@ -142,12 +122,9 @@ def is_pdf(content: bytes) -> bool:
 
 
 def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str:
-    """The text of all pages, at most `most_bytes` in UTF-8; without `needs_text` perhaps none. Blocks.
-
-    Raises PdfError, or ExtractionBusy if no slot is free in time.
-    """
+    """The text of all pages in at most `most_bytes`. Blocks. Raises FileError or ExtractionBusy."""
     if len(content) > MAX_PDF:
-        raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
+        raise FileError(f"The PDF is larger than {MAX_PDF} bytes.")
     key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)
     with _cache_lock:
         answer = _cache.get(key)
@@ -162,8 +139,8 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     if answer["error"] == "empty" and not needs_text:
         return ""
     if answer["error"] == "long":
-        raise PdfError(f"The text of the PDF is larger than {most_bytes} bytes.")
-    raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
+        raise FileError(f"The text of the PDF is larger than {most_bytes} bytes.")
+    raise FileError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
 
 
 def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:

@@ -1,10 +1,8 @@
-"""Pictures of requests: data URLs, and the check of a picture while the request is decoded.
-
-A model that reads text only takes pictures unread.
-"""
+"""Pictures of requests: data URLs, and their check during decoding, if the model reads pictures."""
 
 import base64
 import binascii
+import re
 from contextvars import ContextVar
 from typing import Final, Literal, Protocol
 
@@ -13,22 +11,17 @@ from server.protocol.responses.items import InputImage
 
 CONTENT_PREFIX: Final = "sha256:"
 """With the digest in hex: the `content` of a stored picture."""
-_DIGEST_CHARACTERS = 64
+_CONTENT = re.compile(f"{CONTENT_PREFIX}([0-9a-f]{{64}})")
 
 
 def content_of(digest: bytes) -> str:
-    """The `content` of an item's picture."""
     return CONTENT_PREFIX + digest.hex()
 
 
 def parse_content(content: object) -> bytes | None:
     """The digest in a stored picture's `content`; None if it has none."""
-    if not isinstance(content, str) or len(content) != len(CONTENT_PREFIX) + _DIGEST_CHARACTERS:
-        return None
-    prefix, digest = content[: len(CONTENT_PREFIX)], content[len(CONTENT_PREFIX) :]
-    if prefix != CONTENT_PREFIX or not set(digest) <= set("0123456789abcdef"):
-        return None
-    return bytes.fromhex(digest)
+    match = _CONTENT.fullmatch(content) if isinstance(content, str) else None
+    return bytes.fromhex(match[1]) if match else None
 
 
 class ImageSource(Protocol):
@@ -37,8 +30,7 @@ class ImageSource(Protocol):
     def check(self, image: InputImage) -> InputImage:
         """The picture, which can be read; with `content` if it was fetched."""
 
-    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
-        """The pages of a PDF."""
+    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]: ...
 
 
 SOURCE: ContextVar[ImageSource | None] = ContextVar("source", default=None)
@@ -93,5 +85,4 @@ def data_url_bytes(url: str) -> bytes:
 
 
 def data_url(media_type: str, content: bytes) -> str:
-    """The data URL of a picture."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -1,9 +1,7 @@
-"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`.
-
-`docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). An unsupported parameter that
-would change the output is refused with a 400 that names it, and so is one that works at another endpoint
-alone. Unknown names are ignored, because clients and gateways send fields of their own. Null is the default
-everywhere. Pure.
+"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`. Pure.
+`docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). A parameter that would change
+the output, or works at another endpoint, is refused by name. Unknown names are ignored, because clients and
+gateways send fields of their own. Null is the default.
 """
 
 from collections.abc import Mapping
@@ -18,8 +16,6 @@ Verdict = Literal["works", "refused", "ignored"]
 
 
 class ParameterRow(NamedTuple):
-    """One parameter."""
-
     verdict: Verdict
     reason: str = ""
     """Why the parameter is refused or ignored, or a note on one that works."""
@@ -45,33 +41,21 @@ def _ignored(reason: str) -> ParameterRow:
     return ParameterRow("ignored", reason)
 
 
-_GUIDED = {
-    name: ParameterRow("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
-    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
-}
 _MEDIA_SETTINGS = "Pictures are read as the model's folder says; the operator bounds their pixels."
 _CHATS_ALONE = "/v1/chat/completions"
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
 
-SAMPLING: Rows = {
-    "return_tokens_as_token_ids": ParameterRow("works"),
-    "stop_token_ids": ParameterRow("works", "128 at most; they end the output even with `ignore_eos`."),
-    "bad_words": ParameterRow(
-        "works", "128 of 256 characters at most, with and without a space before them."
-    ),
-    "allowed_token_ids": ParameterRow("works", "16,384 at most."),
-    "logprob_token_ids": ParameterRow(
-        "works", "128 at most, in place of the likeliest; with logprobs alone."
-    ),
-    "truncate_prompt_tokens": ParameterRow("works", "-1 is as many as leave room for the answer."),
-    "truncation_side": ParameterRow("works", "`left`, where a prompt loses its beginning, or `right`."),
-    "thinking_token_budget": ParameterRow("works", "For models whose reasoning ends with one token."),
-    "generation_config": ParameterRow(
-        "works", "transformers' own, an object or JSON; unknown fields are refused."
-    ),
-    "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
+_SAMPLING_NOTES = {
+    "return_tokens_as_token_ids": "",
+    "stop_token_ids": "128 at most; they end the output even with `ignore_eos`.",
+    "bad_words": "128 of 256 characters at most, with and without a space before them.",
+    "allowed_token_ids": "16,384 at most.",
+    "logprob_token_ids": "128 at most, in place of the likeliest; with logprobs alone.",
+    "truncate_prompt_tokens": "-1 is as many as leave room for the answer.",
+    "truncation_side": "`left`, where a prompt loses its beginning, or `right`.",
+    "thinking_token_budget": "For models whose reasoning ends with one token.",
+    "generation_config": "transformers' own, an object or JSON; unknown fields are refused.",
 }
-"""Sampling and logprob parameters common to all endpoints."""
 
 _COMMON: Rows = {
     **_works("model", "stream", "temperature", "top_p", "seed", "user"),
@@ -86,9 +70,13 @@ _COMMON: Rows = {
         "`structural_tag`; not together with a format or a call that is named.",
         request_id="The answer's header `x-request-id`, which a request's own header `X-Request-Id` names, "
         "too: 1 to 128 visible characters of ASCII. Ids of responses are the server's own.",
-        **{name: row.reason for name, row in _GUIDED.items()},
+        **{
+            f"guided_{name}": f"vLLM's older name of `structured_outputs.{name}`."
+            for name in ("json", "regex", "choice", "grammar", "json_object")
+        },
+        **_SAMPLING_NOTES,
     ),
-    **SAMPLING,
+    "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
     "logits_processors": _refused("No code of callers runs here.", []),
     "spaces_between_special_tokens": _ignored("Special tokens are never written as text."),
     "guided_decoding_backend": _ignored("There is one engine for grammars."),
@@ -96,12 +84,11 @@ _COMMON: Rows = {
     "watermarking": _refused("Answers are not watermarked.", False),
     "repetition_detection": _refused("Repetitions do not end an answer; give `max_tokens` or a penalty.", {}),
     "vllm_xargs": _refused("There are no extensions that would read it.", {}),
-    "kv_transfer_params": _refused("Caches are not passed between servers.", {}),
-    "ec_transfer_params": _refused("Caches are not passed between servers.", {}),
-    "media_io_kwargs": _refused(_MEDIA_SETTINGS, {}),
-    "mm_processor_kwargs": _refused(_MEDIA_SETTINGS, {}),
-    "mm_payload": _ignored(_RENDER_ONLY),
-    "return_mm_kwargs": _ignored(_RENDER_ONLY),
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params"), _refused("Caches are not passed between servers.", {})
+    ),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), _refused(_MEDIA_SETTINGS, {})),
+    **dict.fromkeys(("mm_payload", "return_mm_kwargs"), _ignored(_RENDER_ONLY)),
     "session_id": _ignored("vLLM routes requests by it; here every replica can answer every request."),
     "service_tier": _ignored("There is one tier, and answers say so."),
     "prompt_cache_key": _ignored("Prefixes are cached for the tenant without it."),
@@ -131,12 +118,10 @@ _COMPLETION_ONLY: Rows = {
     ),
     "early_stopping": _ignored("A beam search ends as soon as nothing better can be found."),
     **_works(
-        stream_options="With `stream: true` alone.",
-        prompt_logprobs="For a whole answer, not for a stream.",
+        stream_options="With `stream: true` alone.", prompt_logprobs="For a whole answer, not for a stream."
     ),
 }
 
-_ONE_ANSWER = "A response has one answer; send the request again for another."
 _MODERATION = _refused("Nothing is moderated here.")
 _TEMPLATE: Rows = _works(
     "chat_template_kwargs",
@@ -168,14 +153,17 @@ _RESPONSES: Rows = {
         "server's to decide.",
     ),
     "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
-    "n": _refused(_ONE_ANSWER, 1),
-    "best_of": _refused(_ONE_ANSWER, 1),
+    **dict.fromkeys(
+        ("n", "best_of"), _refused("A response has one answer; send the request again for another.", 1)
+    ),
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored("Pictures are read whole: `context_compression: enabled` is refused."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
-    "length_penalty": _ignored("Only beam search reads it, which this endpoint does not have."),
-    "early_stopping": _ignored("Only beam search reads it, which this endpoint does not have."),
+    **dict.fromkeys(
+        ("length_penalty", "early_stopping"),
+        _ignored("Only beam search reads it, which this endpoint does not have."),
+    ),
 }
 
 _CHAT: Rows = {
@@ -211,8 +199,7 @@ _COMPLETIONS: Rows = {
     ),
     "suffix": _refused("Models here go on with a text and fill no gap in it.", ""),
     "prompt_embeds": _refused("A prompt is text or token ids.", []),
-    "store": _ignored("Completions of plain text are never stored."),
-    "metadata": _ignored("Completions of plain text are never stored."),
+    **dict.fromkeys(("store", "metadata"), _ignored("Completions of plain text are never stored.")),
 }
 
 TABLES: Mapping[Endpoint, Rows] = {"responses": _RESPONSES, "chat": _CHAT, "completions": _COMPLETIONS}
@@ -224,7 +211,6 @@ _PATHS: Mapping[Endpoint, str] = {
 _ASKS_NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values, 0 among them, with which a parameter of another endpoint is accepted."""
 MAX_NEUTRAL = 64
-"""Characters of a value that may be neutral."""
 
 
 def _elsewhere(endpoint: Endpoint) -> Rows:

@@ -1,20 +1,26 @@
 """Pages of OpenAI's list endpoints."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from server.protocol.completions.objects import (
-    StoredCompletion,
-    StoredMessage,
-)
+from server.protocol.completions.objects import StoredCompletion, StoredMessage
 from server.protocol.conversations import Conversation
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response
 
 T = TypeVar("T")
+
+
+class PageRequest(NamedTuple):
+    """The part of a list that a request asks for."""
+
+    after: str | None
+    """The id of the object that the page comes after."""
+    limit: int
+    newest_first: bool
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -56,10 +62,7 @@ MAX_BYTES = 8 * 1024 * 1024
 
 
 def make_page(objects: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
-    """A page of at most `limit` objects in JSON.
-
-    `more` is `has_more`; by default `objects` has one more than the limit if more follow.
-    """
+    """A page of at most `limit` objects in JSON; more follow by default if there is one beyond that."""
     data = [msgspec.Raw(payload) for payload in objects[:limit]]
     ends = [decode_as(data[index], _IdField).id for index in (0, -1)] if data else [None, None]
     has_more = len(objects) > limit if more is None else more

@@ -1,7 +1,4 @@
-"""Worker that extracts the text of one PDF, as JSON: `text` or `error`.
-
-Run by `bounded_process` as a file. An error is `encrypted`, `pages`, `long`, `empty` or `broken`.
-"""
+"""Worker that answers with a PDF's text, or an error, as JSON. Run by `bounded_process` as a file."""
 
 import io
 import json
@@ -39,5 +36,4 @@ def prepare() -> None:
 
 
 def answer(content: bytes, most_pages: int, most_bytes: int) -> bytes:
-    """The output for a PDF."""
     return json.dumps(read(content, most_pages, most_bytes)).encode()

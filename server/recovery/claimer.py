@@ -1,8 +1,6 @@
 """The claimer thread: claims background responses and responses of dead replicas, and resumes or ends them.
-
-New and recovered background responses take the same path: claimed, rebuilt from the store, started,
-submitted to the engine. A new one has an empty event log. A replica with the role api claims only responses
-that are to be ended: a fleet without workers can still cancel what is queued, and fails what its dead left.
+New and recovered ones take the same path: claimed, rebuilt from the store, started, submitted to the engine.
+With the role api it claims only what is to be ended, so that a fleet without workers can still do that.
 """
 
 import logging
@@ -30,7 +28,6 @@ from server.supervised_thread import SupervisedThread
 log = logging.getLogger("holdfast.claimer")
 
 POLL_SECONDS = 1.0
-"""The time between two queries without a notification."""
 THOROUGH_POLLS = 5
 """Every so many polls a replica looks for responses that are to be ended, even if another one should."""
 MAX_BATCH = 64
@@ -39,11 +36,8 @@ MOST_FAILURES = 3
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 60.0
-"""The time between two looks for models that nobody serves."""
 MAX_COUNTED = 1000
-"""Responses that such a look reads, so that a long queue does not make it slow."""
 MAX_MODELS = 5
-"""Models that it names."""
 STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
 CHANGED = "The server's model has changed since this response began, so it cannot be finished."
@@ -64,7 +58,6 @@ class ClaimCounts:
     """Responses that ended as failed because their replica died, by whether they were in the background."""
 
     def count_start(self, stored: StoredResponse) -> None:
-        """Counts one that goes on here."""
         if stored.deaths:
             self.after_death += 1
         elif stored.attempt > 1:
@@ -74,10 +67,7 @@ class ClaimCounts:
 
 
 class ClaimPauses:
-    """Growing pauses while nothing can be read. Times are the caller's, in monotonic seconds.
-
-    One thread writes; any thread reads `trouble`.
-    """
+    """Growing pauses while nothing can be read, in monotonic seconds. Other threads only read `trouble`."""
 
     def __init__(self) -> None:
         self.trouble: str | None = None
@@ -87,14 +77,10 @@ class ClaimPauses:
         self._until = 0.0
 
     def is_on(self, now: float) -> bool:
-        """Whether nothing is to be claimed at this time."""
         return now < self._until
 
     def failed(self, failure: ReadFailure, reason: str, now: float) -> bool:
-        """Counts a row that could not be read; returns whether a pause begins.
-
-        A fault of the environment is no row's: it begins one at once.
-        """
+        """Counts a failure; returns whether a pause begins, as it does at once for one of the environment."""
         self._failures += 1
         if failure != "environment" and self._failures < MOST_FAILURES:
             return False
@@ -159,11 +145,7 @@ class Claimer:
         on_left_over: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
-        """A response is given up after `max_deaths` replicas died while they ran it.
-
-        Unless `generates`, only responses that are to be ended are claimed. `on_left_over` is called when
-        this replica cannot run all that it has queued. `on_fatal` is called when the thread gives up.
-        """
+        """A response is given up after `max_deaths`; `on_left_over`: more is queued than can run here."""
         self._database = database
         self._replica = replica
         self._served = served
@@ -240,12 +222,8 @@ class Claimer:
 
     def claim_all(self, *, ends: bool = True) -> bool:
         """Claims until nothing is left that this replica can run; returns whether others may find more.
-
-        Raises Fenced or DatabaseError. Ends early, with a pause before the next round, where nothing can be
-        read.
-
-        With `ends`, responses that are only to be ended come first. To find them, the whole queue is read,
-        so of all replicas one does that every time, and the others from time to time.
+        Raises Fenced or DatabaseError. With `ends`, responses that are only to be ended come first, for which
+        the whole queue is read: one replica does that every time, the others now and then.
         """
         try:
             return self._claim_round(ends=ends)
@@ -255,7 +233,8 @@ class Claimer:
             self._release_postponed()
 
     def _claim_round(self, *, ends: bool) -> bool:
-        while ends and (claimed := self._claim(self._claim_to_end)):
+        to_end = partial(claims.claim_to_end, me=self._replica, most_deaths=self._max_deaths)
+        while ends and (claimed := self._claim(partial(to_end, limit=self._batch))):
             self._handle(claimed, self._end)
         if self._room <= 0:
             return True
@@ -297,18 +276,15 @@ class Claimer:
     def _without_unsettled(
         self, connection: Connection, claimed: list[StoredResponse]
     ) -> list[StoredResponse]:
-        """Puts those back that the recorder has released and still has to forget: nothing of the earlier run
-        may be taken for the new one's.
-        """
+        """Puts those back that the recorder still has to forget, so that their runs are not mixed up."""
         unsettled = [stored for stored in claimed if stored.id in self._recorder.capacity]
         keys = [ResponseKey(stored.tenant, stored.id) for stored in unsettled]
         claims.release(connection, self._replica, keys)
         return [stored for stored in claimed if stored not in unsettled]
 
     def _has_run(self, stored: StoredResponse) -> bool:
-        """Whether a claim of the same attempt was made here before, and lost by the database.
-
-        Its run goes on, or the recorder writes its end again: another run would write the same numbers.
+        """Whether the same attempt was claimed here before, and the database lost that. Its run goes on, or
+        the recorder writes its end again: another run would write the same numbers.
         """
         before = self._attempts.get(stored.id, 0)
         return before >= stored.attempt and self._recorder.remembers(stored.id)
@@ -322,9 +298,6 @@ class Claimer:
         """Leaves responses that this replica owns to the heartbeat thread, which releases them."""
         for stored in claimed:
             self._recorder.capacity.discard(stored.id)
-
-    def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
-        return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=self._batch)
 
     @property
     def _batch(self) -> int:
@@ -363,11 +336,7 @@ class Claimer:
             raise
 
     def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The rebuilt run; None if that fails, after which nothing is left to do for this response now.
-
-        What is stored of it ends it only if it is undecodable itself. Raises _Unreadable if others cannot be
-        read either, or DatabaseError while the database does not answer.
-        """
+        """The rebuilt run; None if nothing is left to do now. Raises _Unreadable or DatabaseError."""
         try:
             with self._database.begin() as connection:
                 rebuilt = rebuild(connection, claimed, self._served)

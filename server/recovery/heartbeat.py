@@ -1,7 +1,5 @@
-"""The heartbeat thread: renews this replica's lease, expires silent replicas, reconciles owned responses.
-
-A response that this replica owns in the database but does not run was lost (a commit whose answer never
-came): it is released. A response with a cancel request is cancelled.
+"""The heartbeat thread: renews this replica's lease, expires silent replicas, reconciles owned responses. One
+that it owns but does not run, as after a commit without an answer, is released.
 """
 
 import logging
@@ -18,7 +16,7 @@ from server.recording.recorder import Recorder
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
-from server.store.database import Connection, Database
+from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 
@@ -35,7 +33,6 @@ class Beat:
     """The state of the fleet as a heartbeat has found it."""
 
     other_replicas: int
-    """Other replicas that are alive."""
     is_first: bool
     """Whether this replica is the oldest, which does at every beat what one can do for all."""
     claimable: bool
@@ -48,8 +45,7 @@ class BeatListener(Protocol):
     def on_beat(self, beat: Beat) -> None:
         """The lease is renewed. May raise DatabaseError."""
 
-    def on_beat_failed(self) -> None:
-        """The lease could not be renewed, or something after that failed."""
+    def on_beat_failed(self) -> None: ...
 
     def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:
         """A response that runs here has to be cancelled."""
@@ -87,7 +83,6 @@ class Heartbeat:
         self._watch = HeartbeatWatch(lease_seconds)
         self._beat_at = clock()
         self.declared_dead = 0
-        """Replicas that this one has declared dead."""
         self.thread = SupervisedThread(
             "heartbeat",
             self._turn,
@@ -159,11 +154,14 @@ class Heartbeat:
         return orphans
 
     def _reconcile(self) -> int:
-        """Makes rows and runs of this replica agree, and cancels what was asked for; returns the number
-        of released responses.
-        """
+        """Makes rows and runs agree, and cancels what was asked for; returns how many were released."""
         running = [run for run in self._recorder.active_runs() if run.stored]  # before their rows are read
-        owned, cancelled = self._database.autocommit(self._read_owned)
+        owned, cancelled = self._database.autocommit(
+            lambda connection: (
+                claims.owned_responses(connection, self._replica),
+                claims.cancel_requested(connection, self._replica),
+            )
+        )
         ids = {key.id for key in owned}
         if disowned := [run for run in running if run.facts.id not in ids]:
             self._recorder.check_ownership(disowned)
@@ -171,14 +169,6 @@ class Heartbeat:
         for response, reason in cancelled:
             self._listener.on_cancel(response, reason)
         return released
-
-    def _read_owned(
-        self, connection: Connection
-    ) -> tuple[list[ResponseKey], list[tuple[UUID, CancelReason | None]]]:
-        """The responses that this replica owns, and those of them that are to be cancelled."""
-        return claims.owned_responses(connection, self._replica), claims.cancel_requested(
-            connection, self._replica
-        )
 
     def _heartbeats(self) -> dict[UUID, leases.HeartbeatTime]:
         """Commits this replica's heartbeat; returns the other replicas'."""
@@ -196,11 +186,7 @@ class Heartbeat:
         return heartbeats
 
     def _release_lost(self, owned: Sequence[ResponseKey]) -> int:
-        """Releases those that this replica does not run; returns how many.
-
-        Skips locked rows, because waiting for a lock would delay the next heartbeat. The next turn tries
-        them again.
-        """
+        """Releases those that do not run here, but locked rows, which would delay the heartbeat."""
         lost = [key for key in owned if not self._recorder.answers_for(key.id)]
         if not lost:
             return 0
@@ -212,10 +198,8 @@ class Heartbeat:
 
 
 class StoringWatch:
-    """Decides whether a replica that stores nothing renews its lease. Pure; seconds of a monotonic clock.
-
-    Without it the responses of such a replica would stand still, although others could go on with them. Where
-    no replica can store anything none of them beats, and none judges the others, so nobody dies of it.
+    """Decides whether a replica that stores nothing renews its lease, so that others can go on with its
+    responses. Pure. Where no replica can store, none beats and none judges, so nobody dies of it.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -223,7 +207,6 @@ class StoringWatch:
         self._since: float | None = None
 
     def may_beat(self, now: float, *, stores: bool) -> bool:
-        """Whether to renew the lease now."""
         if stores:
             self._since = None
             return True

@@ -1,8 +1,6 @@
-"""Rebuilds the run of a claimed response from the store, with the engine request that continues it.
-
-The request is prepared again as when it was accepted, and the run is fed the logged tokens. Both must give
-the same prompt and text as then. If they do not, because a template or a parser has changed, the run can be
-ended but not continued. Nor can it if other weights wrote what is logged: the text would be of two models.
+"""Rebuilds the run of a claimed response from the store, with the engine request that continues it. The
+request is prepared again and the run fed the logged tokens. If that gives another prompt or text, as another
+template or parser would, or other weights wrote it, the run can be ended only.
 """
 
 import logging
@@ -44,9 +42,7 @@ log = logging.getLogger("holdfast.rebuild")
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A run at the end of its log. Without an engine request it is at its tool calls, or can only be
-    ended.
-    """
+    """A run at the end of its log; without an engine request at its tool calls, or only to be ended."""
 
     stored: StoredResponse
     run: Run
@@ -56,10 +52,8 @@ class Rebuilt:
 
 
 def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
-    """Reads a claimed response's log, history and request.
-
-    Raises DatabaseError, OSError or MemoryError for faults of the environment, and any exception if the
-    stored data cannot be decoded even as far as ending the run needs.
+    """Reads a claimed response. Raises DatabaseError, OSError or MemoryError for faults of the environment,
+    and any exception if what ending it needs cannot be decoded.
     """
     logged = read_log(connection, stored.tenant, stored.id)
     first = None
@@ -67,7 +61,8 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
         resolved = None if logged.has_gap else _resolve_again(connection, stored, served)
         if resolved is not None:
             first = _prepare_again(stored, served, resolved)
-        same_weights = not _goes_on(stored) or _take_weights(connection, stored, served, logged)
+        is_only_ended = not stored.background or stored.cancel_requested_at is not None
+        same_weights = is_only_ended or _take_weights(connection, stored, served, logged)
         if first is not None and same_weights:
             rebuilt = _resume(stored, *first, logged)
             if rebuilt is not None:
@@ -85,17 +80,10 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     return Rebuilt(stored, run, None)
 
 
-def _goes_on(stored: StoredResponse) -> bool:
-    """Whether the response is to be continued, and not only to be ended."""
-    return stored.background and stored.cancel_requested_at is None
-
-
 def _take_weights(
     connection: Connection, stored: StoredResponse, served: LoadedModel, logged: RunLog
 ) -> bool:
-    """Whether the weights here may continue the response. One without a token begins on them, whatever its
-    row says, which gets their digest.
-    """
+    """Whether the weights here may continue the response; one without a token takes them."""
     weights = served.weights_of(stored.model)
     if logged.token_chunks:
         if None in (stored.weights, weights) or stored.weights == weights:
@@ -131,11 +119,8 @@ def _resume(stored: StoredResponse, prepared: Prepared, turns: TurnBuilder, logg
 def _replay(
     run: Run, turns: TurnBuilder, prepared: Prepared, logged: RunLog
 ) -> tuple[list[Event], EngineRequest | None]:
-    """Brings a fresh run to the end of its log; returns the events that its tokens give now, and the engine
-    request that continues it.
-
-    Without an engine request the run is at its tool calls and has tool work, or a stop string has ended it.
-    Raises ApiError.
+    """Brings a fresh run to the end of its log; returns its tokens' events, and the engine request that goes
+    on, None at tool calls or after a stop string. Raises ApiError.
     """
     run.emit_start_events(logged)
     at = logged.first_token_at or run.facts.created_at

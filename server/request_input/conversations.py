@@ -8,20 +8,20 @@ import msgspec
 
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
-from server.errors import ConversationLocked, InvalidRequest, NotFound
+from server.delivery.stored_responses import item_page
+from server.errors import ConversationLocked, NotFound
 from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
-from server.protocol.error_object import DecodeFailure
-from server.protocol.list_pages import MAX_BYTES, Page, make_page
+from server.protocol.error_object import unsupported_value
+from server.protocol.list_pages import Page, PageRequest, make_page
 from server.protocol.responses.input import CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.request_input import resolve_input, stored_input
 from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
 from server.store.content import conversations as store
-from server.store.content import stored_items
 from server.store.content.conversations import ConversationRow
 from server.store.content.images import ImageRemoved, StoredImage
 from server.store.content.item_rows import NewItem, stored_items_of
@@ -44,14 +44,11 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
 
 def list_stored(
     database: Database, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
-) -> Page[Conversation]:
-    """A page of a tenant's conversations, by age."""
+) -> Page[msgspec.Raw]:
     listed = database.retry(
         lambda connection: store.list_page(connection, tenant, after, limit, newest_first=newest_first)
     )
-    data = [to_wire(one.conversation) for one in listed[:limit]]
-    ends = (data[0].id, data[-1].id) if data else (None, None)
-    return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=len(listed) > limit)
+    return make_page([msgspec.json.encode(to_wire(one.conversation)) for one in listed], limit)
 
 
 def find(database: Database, tenant: str, conversation: UUID) -> Conversation:
@@ -127,42 +124,21 @@ def delete_item(database: Database, caller: Caller, conversation: UUID, item_id:
     return to_wire(locked)
 
 
-def list_items(
-    database: Database, tenant: str, conversation: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page[msgspec.Raw]:
+def list_items(database: Database, tenant: str, conversation: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
-        position = None
-        if after is not None:
-            position = stored_items.item_position(connection, CONVERSATION_LIST, tenant, conversation, after)
-            if position is None:
-                raise InvalidRequest(
-                    f"after must be the id of an item of this conversation, not '{after[:100]}'.",
-                    param="after",
-                )
-        page = stored_items.item_page(
-            connection,
-            CONVERSATION_LIST,
-            tenant,
-            conversation,
-            position,
-            limit,
-            newest_first=newest_first,
-            most_bytes=MAX_BYTES,
-        )
+        kind = "an item of this conversation"
+        page = item_page(connection, CONVERSATION_LIST, tenant, conversation, asked, kind)
         return page_with_image_urls(connection, tenant, page)
 
     page = database.read(work)
-    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
 
 
 def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:
-    """Lock the conversation's row until the transaction ends.
-
-    Raises NotFound, or ConversationLocked while one of its responses is unfinished.
-    """
+    """Locks the conversation's row. Raises NotFound, or ConversationLocked while a response is unfinished."""
     locked = _require(store.lock_for_update(connection, tenant, conversation), conversation)
     if store.has_unfinished_response(connection, tenant, conversation):
         raise ConversationLocked
@@ -195,10 +171,8 @@ def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
     parsed = read_input(list(items), "items")
     for item in parsed:
         if isinstance(item, CompactionTrigger):
-            raise DecodeFailure(
-                "A conversation is compacted by a response: send the trigger with a request for one.",
-                "items",
-                "unsupported_value",
+            raise unsupported_value(
+                "A conversation is compacted by a response: send the trigger with a request for one.", "items"
             )
     return parsed
 

@@ -1,7 +1,4 @@
-"""The tools and settings that items of a conversation give to the requests after them.
-
-The newest item of each kind counts, wherever it is: in the input, in the history or in a compaction.
-"""
+"""Tools and settings that a conversation's items give to later requests; the newest item of a kind counts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +25,9 @@ from server.sealing.sealed_items import unseal_context
 def with_item_settings(
     request: CreateResponse, items: Sequence[Item], seal: Seal, tenant: str
 ) -> CreateResponse:
-    """The request with what its conversation's items set: further tools, reasoning effort, text format.
-
-    A tool of the request replaces one of that name in an item, and an item's an earlier item's. An updated
-    setting replaces the request's. Raises InvalidRequest for too many tools, and for a format that does not
-    go with the rest of the request.
+    """The request with what its conversation's items set: further tools, reasoning effort, text format. A
+    request's tool replaces an item's of that name; an item's setting the request's. Raises InvalidRequest for
+    too many tools, and for a format that does not go with the rest.
     """
     settings = list(_settings(items, seal, tenant))
     if not settings:
@@ -64,10 +59,7 @@ def with_item_settings(
 def naming_tools_of_items(
     request: CreateResponse, tools: Sequence[dict[str, Any]] | None, new: Sequence[Item]
 ) -> Iterator[None]:
-    """Has the errors of `tools`, which are the request's and those of items, name the input item of a tool.
-
-    `new` are the request's new items. A tool of the history has no field in the request.
-    """
+    """Has errors of `tools` name the item among the request's `new` ones that has the tool, if any."""
     try:
         yield
     except InvalidRequest as error:

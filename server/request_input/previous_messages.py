@@ -1,14 +1,10 @@
-"""`previous_input_messages`, vLLM's history that the client sends, as input items.
-
-They are a chat's messages (`role`) or harmony's (`author`, `channel`, `recipient`). System and developer
-messages of that history are dropped: instructions are those of the newest request.
-"""
+"""`previous_input_messages`, vLLM's history from the client, a chat's or harmony's, without instructions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from server.protocol.completions.chat_messages import MessageElement, read_elements, read_message
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, invalid_value, unsupported_value
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import CustomToolCall, FunctionCall
 
@@ -45,11 +41,7 @@ def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
 
 
 def _input_element(
-    message: dict[str, Any],
-    author: dict[str, Any],
-    path: str,
-    index: int,
-    unanswered: dict[str, list[str]],
+    message: dict[str, Any], author: dict[str, Any], path: str, index: int, unanswered: dict[str, list[str]]
 ) -> dict[str, Any]:
     """A harmony message as an input element. Harmony's calls have no ids; they get their index as one."""
     text = _text(message.get("content"), path)
@@ -64,21 +56,16 @@ def _input_element(
             name = recipient.removeprefix(_FUNCTIONS)
             return {"type": "function_call", "call_id": f"call_{index}", "name": name, "arguments": text}
         case "assistant" if recipient is not None:
-            raise DecodeFailure(
-                "Of calls, those of functions can be brought.", f"{path}.recipient", "unsupported_value"
-            )
+            raise unsupported_value("Of calls, those of functions can be brought.", f"{path}.recipient")
         case "assistant" if message.get("channel") == "analysis":
             return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
         case "assistant":
             phase = "commentary" if message.get("channel") == "commentary" else "final_answer"
             return {"type": "message", "role": "assistant", "content": text, "phase": phase}
-    raise DecodeFailure(
-        "An author's role is system, developer, user, assistant or tool.", f"{path}.author", "invalid_value"
-    )
+    raise invalid_value("An author's role is system, developer, user, assistant or tool.", f"{path}.author")
 
 
 def _text(content: Any, path: str) -> str:
-    """The texts of a harmony message, joined."""
     parts = [{"text": content}] if isinstance(content, str) else content
     if isinstance(parts, list) and all(
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts

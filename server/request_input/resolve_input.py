@@ -1,8 +1,6 @@
-"""The items of a request: its input parsed, and its history before it.
-
-New items keep the ids that they are sent with. They get ids of the response where the history has theirs,
-because readers of items tell them apart by their ids, and in a conversation, where an id names one item of
-the tenant. Calls and approvals that outputs and answers refer to must be among the items.
+"""The items of a request: its input parsed, and its history before it. New items keep the ids that they are
+sent with, but for ones that the history has, and in a conversation, where an id names one item of the tenant.
+Calls and approvals that are referred to must be among the items.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -61,21 +59,16 @@ class ResolvedInput:
     only_messages: bool = False
     """Whether all items are messages, of which none has a setting, a call or a sealed part."""
     approves: bool = False
-    """Whether there are answers to requests for approval."""
     read_bytes: int = 0
     """Bytes of the stored items among these, as JSON."""
     items: Sequence[Item] = field(init=False)
-    """History and new input, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "items", [*self.history, *self.new])
 
 
 def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
-    """The parsed input, and the request with the compaction trigger that the input had.
-
-    Raises DecodeFailure. Pure.
-    """
+    """The parsed input, and the request with the input's compaction trigger. Raises DecodeFailure. Pure."""
     if request.previous_input_messages:
         before = read_previous(request.previous_input_messages)
         request = msgspec.structs.replace(request, previous_input_messages=None)
@@ -150,10 +143,7 @@ def reading_input(
     prior_items: Sequence[Item] | None = None,
     check: Callable[[Connection], None] | None = None,
 ) -> Iterator[ResolvedInput]:
-    """`check`, and what the request refers to, in one transaction; then `resolve_input` and its pictures.
-
-    The history read is counted during the block.
-    """
+    """`check`, `resolve_input` and its pictures, in one transaction; the history counts during the block."""
     alone = None
     if check is None and served.images is None:
         alone = input_alone(request, given, prior_items)
@@ -200,10 +190,7 @@ def _lasting_ids(items: Sequence[Item]) -> set[str]:
 def with_own_id(
     item: Item, response: UUID, side: ids.ItemSource, index: int, lasting: Container[str] = ()
 ) -> Item:
-    """The item with an id derived from the response (or conversation) and its index there.
-
-    An item whose id is in `lasting` is returned as it is.
-    """
+    """The item, unless its id is in `lasting`, with an id derived from the response and its index there."""
     if item.id in lasting and has_lasting_id(item):
         return item
     return msgspec.structs.replace(item, id=ids.item_id(ID_PREFIXES[type(item)], response, side, index))
@@ -218,10 +205,7 @@ def with_own_ids(
     tenant: str,
     lasting: Container[str] = (),
 ) -> list[Item]:
-    """The items with new ids, but for the lasting ones, and references between them changed accordingly.
-
-    `given` is the input that they were resolved from; elements that are no items are skipped.
-    """
+    """The items with new ids, but for lasting ones, and changed references between them."""
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):
@@ -245,10 +229,8 @@ def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list
 def _validate_approvals(
     items: Sequence[Item], new: Sequence[Item], given: Sequence[InputItem], seal: Seal, tenant: str
 ) -> None:
-    """Raises InvalidRequest for an approved call that this server did not ask about, or an unknown request.
-
-    `items`, of which `new` are the last, have the ids under which this response stores them; `given` is the
-    input, whose last approval response the error names.
+    """Raises InvalidRequest for an unknown approval request, or a call that this server did not ask about.
+    `items`, of which `new` are the last, have this response's ids; `given` is the input.
     """
     for request in approved_calls(items):
         if not (ids.is_output_id(request.id) or is_tagged(seal, tenant, request)):
@@ -270,10 +252,7 @@ def _validate_approvals(
 def _validate_call_outputs(
     history: Sequence[Item], new: Sequence[Item], unseal: Callable[[Sequence[Item]], Sequence[Item]]
 ) -> None:
-    """Raises InvalidRequest for an output whose call is not in the items. Pure.
-
-    `unseal` returns the items with the calls that a compaction has sealed.
-    """
+    """Raises InvalidRequest for an output whose call is in no item, nor sealed in a compaction. Pure."""
     calls = _calls([*history, *new])
     for item in new:
         if not isinstance(item, FunctionCallOutput | CustomToolCallOutput):

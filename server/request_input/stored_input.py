@@ -1,7 +1,4 @@
-"""Reads from the store what a request refers to: a previous response, a conversation, single items, pictures.
-
-What another tenant has is refused in the words for what never existed.
-"""
+"""Reads what a request refers to; what another tenant has is refused in the words for what never existed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,8 +27,6 @@ class ConversationVersion:
 
 @dataclass(frozen=True, slots=True)
 class StoredInput:
-    """The stored items that a request refers to, and where they are from."""
-
     input_items: Sequence[Item]
     """The new input, its item references read."""
     history: Sequence[Item] = ()
@@ -48,10 +43,8 @@ def read_stored_input(
     *,
     reserve: Reserve = unbounded,
 ) -> StoredInput:
-    """Read what the request refers to. Raises ApiError for what is missing.
-
-    `prior_items` is the history up to the end of the previous response where that is not stored. `reserve`
-    is called with the size of stored items before they are read.
+    """Reads what the request refers to. Raises ApiError for what is missing. `prior_items` is the history
+    where that is not stored; `reserve` gets the size of items before they are read.
     """
     conversation = parse_conversation(request)
     previous, version, history_items = None, None, prior_items or ()

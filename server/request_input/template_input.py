@@ -18,9 +18,7 @@ MAX_VERSION_DIGITS = 9
 def read_templated_input(
     database: Database, tenant: str, request: CreateResponse
 ) -> tuple[CreateResponse, list[InputItem]]:
-    """The template's items, if there is one, and the parsed input. Raises NotFound, and as
-    `read_request_input` does.
-    """
+    """The template's items, if any, and the parsed input. Raises NotFound, and as `read_request_input`."""
     reference = request.prompt
     if reference is None:
         return read_request_input(request)
@@ -33,10 +31,7 @@ def read_templated_input(
 def expand(
     request: CreateResponse, reference: PromptReference, version: int, template: Template
 ) -> tuple[CreateResponse, list[Item]]:
-    """The request with the template's instructions, unless it has its own, and the template's items.
-
-    `prompt.version` becomes the version used. Raises DecodeFailure for wrong variables. Pure.
-    """
+    """The request with the template's instructions and version, and its items. Raises DecodeFailure. Pure."""
     filled = fill(template, reference.variables or {})
     changed = msgspec.structs.replace(
         request,

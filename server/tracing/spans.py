@@ -26,10 +26,7 @@ class Span(Protocol):
         name: str | None = None,
         end_ns: int | None = None,
     ) -> None:
-        """Ends the span, with an error's type if it failed; attributes that are None are left out.
-
-        `end_ns` is in nanoseconds of Unix time. Never waits.
-        """
+        """Ends the span, with an error's type if it failed, at a Unix time or now. Never waits."""
 
 
 class Tracer(Protocol):
@@ -45,10 +42,7 @@ class Tracer(Protocol):
         start_ns: int | None = None,
         span_id: int | None = None,
     ) -> Span | None:
-        """A new span; None if it is not sampled. `parent` is a `traceparent`, ignored if malformed.
-
-        `span_id` is its id, of 64 bits; None for a random one.
-        """
+        """A span, None if it is not sampled; a malformed `parent` is ignored, and ids are random."""
 
     def close(self) -> None:
         """Exports what has ended, for two seconds at most."""

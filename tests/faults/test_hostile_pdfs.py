@@ -35,7 +35,7 @@ from server.protocol import bounded_process, input_files as pdf
 bounded_process.CPU_SECONDS, bounded_process.WALL_SECONDS = 3, 120.0
 try:
     text = pdf.pdf_text(sys.stdin.buffer.read(), int(sys.argv[1]))
-except pdf.PdfError:
+except pdf.FileError:
     text = ""
 spent = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps([len(text), spent.ru_utime + spent.ru_stime, spent.ru_maxrss * 1024]))

@@ -29,7 +29,6 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CancelReason
 from server.recovery.claimer import Claimer
@@ -42,6 +41,7 @@ from server.store.timeout_connection import TimeoutConnection
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledFormat
+from tests.support.event_order import is_terminal
 from tests.support.invariants import check, watch_statuses
 from tests.support.listeners import Listener
 from tests.support.rounds import faults_only

@@ -14,6 +14,7 @@ from server.model_formats.model_format import (
     ReasoningDelta,
     TextDelta,
 )
+from server.protocol.responses.events import TERMINAL, Event, event_type
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 _starts = st.builds(
@@ -143,3 +144,8 @@ class EventOrder:
         else:
             assert (kind, event[field]) == (f"{family}.done", self._text)
             self._stage = "text done"
+
+
+def is_terminal(event: Event) -> bool:
+    """Whether a response has ended with it."""
+    return event_type(event) in TERMINAL

@@ -117,9 +117,7 @@ def list_chats(call: ApiCall) -> Page[msgspec.Raw]:
     page = query.page_request(call.request, "asc")
     model, metadata = query.text(call.request, "model"), query.metadata(call.request)
     filters = Filters(model=model, metadata=metadata, completions=True)
-    return stored_chat.list_completions(
-        call.database, call.caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
-    )
+    return stored_chat.list_completions(call.database, call.caller.tenant, filters, page)
 
 
 @routes(f"GET {_CHAT}", "Get chat completion.", objects.StoredCompletion)
@@ -153,9 +151,7 @@ def delete(call: ApiCall) -> objects.DeletedCompletion:
 @routes(f"GET {_CHAT}/messages", "Get chat messages.", MessagePage, parameters=query.PAGE)
 def messages(call: ApiCall) -> Page[msgspec.Raw]:
     page, first = query.page_request(call.request, "asc"), _completion_id(call)
-    return stored_chat.list_messages(
-        call.database, call.caller.tenant, first, page.after, page.limit, newest_first=page.newest_first
-    )
+    return stored_chat.list_messages(call.database, call.caller.tenant, first, page)
 
 
 @routes(

@@ -29,7 +29,7 @@ _ITEM = "/{conversation_id}/items/{item_id}"
     parameters=PAGE,
     operation_id="conversation_lists.conversations",
 )
-def list_stored(call: ApiCall) -> Page[objects.Conversation]:
+def list_stored(call: ApiCall) -> Page[Raw]:
     page = page_request(call.request)
     after = ids.parse_conversation_id(page.after) if page.after else None
     if page.after and after is None:
@@ -95,10 +95,8 @@ def create_items(call: ApiCall) -> Page[Raw]:
 def list_items(call: ApiCall) -> Page[Raw]:
     """`include` changes nothing: URLs are given always."""
     include_values(call.request)
-    page = page_request(call.request)
-    asked = (_conversation_id(call), page.after, page.limit)
-    tenant, newest_first = call.caller.tenant, page.newest_first
-    return conversations.list_items(call.database, tenant, *asked, newest_first=newest_first)
+    page, conversation = page_request(call.request), _conversation_id(call)
+    return conversations.list_items(call.database, call.caller.tenant, conversation, page)
 
 
 @routes(f"GET {_ITEM}", "Retrieve an item.", Item)

@@ -33,7 +33,7 @@ def tokenize(call: ApiCall) -> Tokenized:
     vocabulary = _vocabulary_of(call, params.model)
     with naming_own_fields(params):
         tokens = runs.tokenize(model, call.caller.tenant, params)
-    strings = runs.pieces_of(tokens, vocabulary) if params.return_token_strs else None
+    strings = [vocabulary.piece(token) for token in tokens] if params.return_token_strs else None
     return Tokenized(len(tokens), model.model_info.context_length, tokens, strings)
 
 

@@ -141,9 +141,7 @@ def list_stored(call: ApiCall) -> Page[Raw]:
         status=status,  # type: ignore[arg-type]  # looked up in its own values
         metadata=query.metadata(call.request),
     )
-    return list_responses(
-        call.database, call.caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
-    )
+    return list_responses(call.database, call.caller.tenant, filters, asked)
 
 
 @routes(
@@ -308,9 +306,7 @@ def input_items(call: ApiCall) -> Page[Raw]:
         call.database,
         call.caller.tenant,
         response_id(call.request),
-        asked.after,
-        asked.limit,
-        newest_first=asked.newest_first,
+        asked,
         image_urls=IMAGE_URLS in query.include_values(call.request),
     )
     if page is None:

@@ -1,7 +1,5 @@
-"""Tokenizer with a token limit, so that long texts do not cost unbounded time, memory or GIL time.
-
-Texts beyond the limit are detected without tokenizing them completely: by their characters, then in pieces.
-Only the library's batch call is used, because the single call does not release the GIL. Thread-safe.
+"""Tokenizer with a token limit, so that long texts do not cost unbounded time, memory or GIL time. They are
+found by their characters, then in pieces. Only the library's batch call releases the GIL. Thread-safe.
 """
 
 from collections.abc import Sequence
@@ -31,9 +29,8 @@ class BoundedTokenizer:
     def encode(
         self, texts: Sequence[str], limit: int | None = None, *, special: bool = False
     ) -> list[list[int]]:
-        """The ids of each text. `special` adds the tokenizer's own special tokens (BOS, EOS).
-
-        Raises PromptTooLong beyond `limit` tokens together; the result may exceed it by a few.
+        """The ids of each text; `special` adds BOS and EOS. Raises PromptTooLong beyond `limit` or a few
+        more.
         """
         if limit is not None:
             self._refuse_long(texts, limit)

@@ -1,7 +1,5 @@
 """The output grammar of models with a chat template: reasoning, then an answer in its format, or tool calls.
-
-Enforces `tool_choice`, strict tools and `text.format`. Free text is only what the model format's own parser
-reads back as such. Without constraints there is no grammar.
+Free text is only what the model format's own parser reads back as such.
 """
 
 import json
@@ -26,8 +24,6 @@ _SPACE = "/[ \\n]{0,4}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConstraints:
-    """The inputs of a grammar."""
-
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
     choice: CallChoice
@@ -41,9 +37,8 @@ def build_grammar(
     reasoning: ReasoningFormat | None,
     constraints: OutputConstraints,
 ) -> StructuredOutput | None:
-    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
-
-    Required calls get a chain of grammars, from the most to the least strict schema.
+    """The grammar, for required calls a chain to less strict ones; None without constraints. Raises
+    PromptError.
     """
 
     def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
@@ -89,7 +84,6 @@ def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
 
 
 def _restricts_calls(constraints: OutputConstraints) -> bool:
-    """Whether optional calls are constrained."""
     return (
         not constraints.choice.parallel
         or constraints.choice.allowed is not None

@@ -22,21 +22,9 @@ from server.protocol.responses.request import Effort
 
 CHAT_TEMPLATE_KWARGS = frozenset(
     {
-        "add_vision_id",
-        "clear_thinking",
-        "controls",
-        "custom_instructions",
-        "date_string",
-        "enable_thinking",
-        "keep_all_reasoning",
-        "preserve_thinking",
-        "reasoning_effort",
-        "thinking",
-        "thinking_budget",
-        "today_date",
-        "tools_in_user_message",
-        "truncate_history_thinking",
-        "verbosity",
+        *("add_vision_id", "clear_thinking", "controls", "custom_instructions", "date_string", "verbosity"),
+        *("enable_thinking", "keep_all_reasoning", "preserve_thinking", "reasoning_effort", "thinking"),
+        *("thinking_budget", "today_date", "tools_in_user_message", "truncate_history_thinking"),
     }
 )
 """Variables that clients may set in `chat_template_kwargs`; templates ignore those that they do not use."""
@@ -59,11 +47,7 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` is how the model writes tool calls; None if that is not known.
-
-        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
-        of `ModelInfo`.
-        """
+        """`call_format` and `image_token_id` are None if there are none; the ids are `ModelInfo`'s."""
         self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids
@@ -98,7 +82,6 @@ class ChatTemplateFormat:
         return bool(self._template.source)
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
@@ -278,10 +261,8 @@ class ChatTemplateFormat:
         return variables
 
     def _thinking(self, rendered: str, effort: Effort | None) -> ReasoningStart:
-        """Whether the rendered prompt ends within the reasoning, after it, or before it.
-
-        In the last case the model may reason, unless the request has no reasoning effort, or the
-        template starts it itself when it is switched on.
+        """Whether the rendered prompt ends within the reasoning, after or before it. Before it the model may
+        reason, unless there is no effort, or the template starts it itself when it is switched on.
         """
         if self._reasoning_format is None:
             return "no"

@@ -1,7 +1,4 @@
-"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, `PlainParser` for mere text.
-
-A special token that is markup becomes one character of the text, its sign; see `special_tokens`.
-"""
+"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, and `PlainParser` for text."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -107,9 +104,8 @@ class ChatParser:
         return text
 
     def _read_undecodable(self) -> None:
-        """Reads the undecoded tokens, which are no character, but the last, which may begin one.
-
-        The stream decodes all tokens since the last whole character with each new one.
+        """Reads the undecoded tokens, which are no character, but the last, which may begin one: the stream
+        decodes all since the last whole character with each new one.
         """
         broken, self._undecoded = (
             self._undecoded[:-_MOST_OF_CHARACTER],
@@ -166,10 +162,7 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
-
-    With `must_call`, a truncated beginning of a call is not emitted as text.
-    """
+    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call."""
     answer.buffers_space = calls is not None
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
@@ -221,10 +214,7 @@ def _read_calls(
 
 
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
-
-    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
-    """
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False

@@ -1,11 +1,7 @@
 """A model folder's Jinja chat template and tokenizer: renders messages and encodes them as token ids.
-
-Uses the tokenizers library and Jinja's immutable sandbox, as transformers does, but without torch. Templates
-are trusted, whether from the model folder or from a request: their running time is not limited.
-
-Text of messages must not act as markup. Every control token in it is split by a marker
-before rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never
-sees a whole control token where the template did not write one.
+Templates are trusted, whether from the model folder or from a request: their running time is not limited.
+Text of messages must not act as markup: every control token in it is split by a marker before rendering, and
+the rendered text is encoded piece by piece between markers.
 """
 
 import copy
@@ -56,9 +52,8 @@ class ChatTemplate:
         self, folder: Path, image_placeholder: str | None = None, template_file: Path | None = None
     ) -> None:
         """`image_placeholder` is what the template writes for a picture; None if the model reads none.
-
-        `template_file` replaces the folder's template. Without either, messages cannot be rendered.
-        Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable.
+        `template_file` replaces the folder's. Without either no messages are rendered. Raises
+        FileNotFoundError or ValueError, naming the file, for an unusable folder.
         """
         tokenizer_file = folder / "tokenizer.json"
         if not tokenizer_file.is_file():
@@ -108,10 +103,7 @@ class ChatTemplate:
         continues: bool = False,
         **variables: object,
     ) -> str:
-        """The prompt's text, with markers.
-
-        `generates` adds the generation prompt; `continues` ends the text within the last message.
-        """
+        """The prompt's text, with markers; with `continues` it ends within the last message."""
         guarded = [self.guard(message) for message in messages]
         if continues:
             guarded[-1]["content"] = _with_end_mark(guarded[-1]["content"])
@@ -164,7 +156,6 @@ class ChatTemplate:
         return (*whole[:begin], *token_ids, *whole[begin + len(bare) :])
 
     def plain(self, rendered: str) -> str:
-        """A rendered text without markers."""
         return rendered.replace(_MARKER, "")
 
     def guard(self, value: Any) -> Any:
@@ -199,9 +190,8 @@ def _cut_at_end_mark(rendered: str) -> str:
 
 
 def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
-    """Tokens that clients must not be able to produce: special tokens, and added tokens that are markup.
-
-    Not every added token is markup: some tokenizers add runs of blanks, or HTML tags.
+    """Special tokens, and added ones that are markup, unlike runs of blanks or HTML tags, which some
+    tokenizers add: clients must not be able to produce them.
     """
     return [
         token.content
@@ -228,9 +218,8 @@ def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix_of(tokenizer: Tokenizer) -> str:
-    """The prefix of pieces after the first, so that tokenizers do not add their leading space.
-
-    As in transformers, a line break, whose tokens are removed again; empty for tokenizers that need none.
+    """The prefix of pieces after the first, so that tokenizers do not add their leading space: as in
+    transformers, a line break, whose tokens are removed again; empty where none is needed.
     """
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     lead = tokenizer.encode("\n", add_special_tokens=False).ids
@@ -257,10 +246,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """The templates by name: `default`, and `tool_use` if there is a separate one for tools.
-
-    Empty for a folder without a template, and only `default` from `file` if that is given.
-    """
+    """The templates by name: `default`, alone if from `file`, and a separate `tool_use`; empty without."""
     if file is not None:
         return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")
@@ -281,7 +267,6 @@ def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens such as `bos_token`, which templates use as variables."""
     tokens = {}
     for key, value in config.items():
         if key.endswith("_token") and value:

@@ -1,8 +1,6 @@
 """Writes a conversation's items as the `messages` (role, content, tool_calls) that a chat template renders.
-
-Unsupported structures are replaced by equivalent ones: several system messages by one, parallel calls by
-sequential ones, a system message by the beginning of the user's message. If there is none: PromptError.
-Within a turn's text, a picture is its index between two `_IMAGE` signs until the text becomes content parts.
+Unsupported structures are replaced: several system messages by one or by the user's beginning, parallel calls
+by sequential ones; else PromptError. In a turn's text a picture is its index between `_IMAGE` signs.
 """
 
 import hashlib
@@ -221,7 +219,6 @@ class _CallIds:
         return call
 
     def answered(self, call_id: str) -> Call:
-        """The latest call with that id."""
         if call_id not in self._calls:
             raise PromptError(f"There is no call with the call_id {call_id[:100]!r} before its output.")
         return self._calls[call_id]
@@ -237,7 +234,6 @@ def _nine_letters(call_id: str) -> str:
 
 
 def _merge_systems(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with all system messages merged into a first one."""
     texts = [turn.text for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
     return [Turn("system", "\n\n".join(texts)), *rest] if texts else rest
@@ -287,8 +283,6 @@ def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 class _Writer:
-    """Converts turns to messages."""
-
     def __init__(
         self, template: ChatTemplate, capabilities: TemplateCapabilities, calls: ToolCallFormat | None
     ) -> None:

@@ -1,8 +1,4 @@
-"""Detects the capabilities of a chat template by rendering small conversations.
-
-Templates differ in their support for system messages, tools, calls with text, parallel calls, and in the form
-of arguments; none declares it.
-"""
+"""Detects the capabilities of a chat template, which none declares, by rendering small conversations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +11,6 @@ _SYSTEM, _LATER, _ASKED, _AGAIN, _TEXT = "xsystemx", "xlaterx", "xaskedx", "xaga
 _FUNCTION, _OTHER, _VALUE, _OUTPUT, _THOUGHT = "xfunctionx", "xotherx", "xvaluex", "xoutputx", "xthoughtx"
 _ID = "xcallxid1"
 _USER: Message = {"role": "user", "content": _ASKED}
-
 
 ALL_REASONING: Mapping[str, bool] = {
     "clear_thinking": False,
@@ -31,11 +26,9 @@ class TemplateCapabilities:
     """The parts of a conversation that a template can render, and their form."""
 
     first_system: bool
-    """A first system message."""
     later_systems: bool
     """Further system messages at any position."""
     consecutive_users: bool
-    """Consecutive user messages."""
     tools: bool
     calls: bool
     outputs: bool

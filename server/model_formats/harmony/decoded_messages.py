@@ -1,11 +1,6 @@
-"""Harmony messages in tokens: a lenient parser of headers, and `read_messages` for raw message dumps. Pure.
-
-A well-formed header is
-
-    <|start|>assistant to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>TYPE<|message|>
-
-with the recipient in at most one of the two places. Models omit parts, repeat them, forget spaces and add
-words; openai-harmony's parser raises for most of that.
+"""Harmony messages in tokens: a lenient parser of headers, and `read_messages` for raw message dumps. Pure. A
+header is `<|start|>assistant to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>TYPE<|message|>` with
+one recipient. Models omit, repeat and add parts, for which openai-harmony's parser raises.
 """
 
 import re
@@ -35,8 +30,6 @@ _TYPE = re.compile(rb"\s*(json|code|text)\b")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header; missing and empty fields are None."""
-
     author: str = "assistant"
     channel: str | None = None
     recipient: str | None = None
@@ -45,10 +38,7 @@ class Header:
 
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
-    """The header in the tokens between <|start|> and <|message|>. Raises nothing.
-
-    `names_author` is False if the prompt already contains the assistant's role.
-    """
+    """The header between <|start|> and <|message|>; `names_author` unless the prompt has the role."""
     sections = _split(token_ids, tokens)
     author = "assistant"
     channel = recipient = data = None
@@ -97,10 +87,7 @@ def read_headerless(
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:
-    """The number of trailing header tokens that are the content returned by `read_headerless`.
-
-    A token that is partly content counts as header.
-    """
+    """The trailing header tokens that are wholly content as returned by `read_headerless`."""
     count = 0
     for token in reversed(token_ids):
         spelled = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
@@ -127,10 +114,7 @@ _ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in these tokens, which begin at a message boundary. Raises nothing.
-
-    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
-    """
+    """The messages in tokens from a boundary on; the last may be incomplete. Raises nothing."""
     messages: list[dict[str, Any]] = []
     complete = 0
     header: list[int] = []

@@ -1,8 +1,4 @@
-"""gpt-oss's tokenizer, and its rendering of tools as TypeScript, both by openai-harmony.
-
-The library's time is quadratic in the length of a word, and it holds the GIL, so text is encoded in pieces.
-Control tokens spelled in a text are encoded as text. Thread-safe after construction.
-"""
+"""gpt-oss's tokenizer, in pieces because its time is quadratic, and its tools as TypeScript. Thread-safe."""
 
 import os
 import re
@@ -31,10 +27,7 @@ class HarmonyEncoding:
     """gpt-oss's tokenizer."""
 
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
-        """`vocabulary` is the content of the file; `user_folder` the value of TIKTOKEN_ENCODINGS_BASE.
-
-        Raises ValueError if the library refuses the vocabulary.
-        """
+        """`user_folder` is TIKTOKEN_ENCODINGS_BASE. Raises ValueError for a bad vocabulary."""
         self.tokens = read_tokens(vocabulary)
         """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
@@ -43,10 +36,7 @@ class HarmonyEncoding:
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
-        """The tokens of a text; lone surrogates become U+FFFD.
-
-        Raises PromptError if the library fails, and PromptTooLong beyond `limit` tokens.
-        """
+        """The tokens of a text, control tokens in it as text. Raises PromptError, and PromptTooLong."""
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
@@ -76,15 +66,10 @@ class HarmonyEncoding:
         return self._encode_word(text) if len(text) <= MAX_WORD else tuple(self.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens without control tokens."""
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
-
-        A tool has `name`, `description` and `parameters`, a schema from `tools.inlined_schema`.
-        Raises PromptError.
-        """
+        """The developer message's `# Tools`, as TypeScript. Raises PromptError."""
 
         def render() -> list[int]:
             groups = {
@@ -130,7 +115,6 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def clean(text: str) -> str:
-    """The text with lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

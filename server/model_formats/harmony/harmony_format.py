@@ -1,8 +1,6 @@
-"""gpt-oss's model format, OpenAI's harmony: writes the prompt's system, developer and conversation messages.
-
-Follows docs/format.md of openai/harmony: a system message of settings, a developer message of instructions
-and tools, then the conversation. Reasoning is included only after the last final answer, unless
-all of it is asked for.
+"""gpt-oss's model format, OpenAI's harmony, as docs/format.md of openai/harmony has it: a system message of
+settings, a developer message of instructions and tools, then the conversation, with reasoning after the last
+final answer, unless all of it is asked for.
 """
 
 import json
@@ -82,17 +80,12 @@ class PromptMessage:
     """The message has no end token, because the model continues it."""
 
 
-def _today() -> date:
-    return datetime.now(UTC).date()
-
-
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
     """Implements `model_format.ModelFormat` for gpt-oss."""
 
     encoding: HarmonyEncoding
-    today: Callable[[], date] = _today
-    """The current date in the system message."""
+    today: Callable[[], date] = lambda: datetime.now(UTC).date()
 
     @classmethod
     def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyFormat":
@@ -100,9 +93,7 @@ class HarmonyFormat:
         return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The prompt; see `ModelFormat.write`. Reads chat_template_kwargs `builtin_tools` (browser, python)
-        and `model_identity`.
-        """
+        """The prompt; chat_template_kwargs may have `builtin_tools` (browser, python), `model_identity`."""
         if conversation.chat_template is not None:
             raise PromptError("This model's prompts are not written by a chat template.", "chat_template")
         if conversation.documents:
@@ -111,17 +102,19 @@ class HarmonyFormat:
         declared = {tool.namespace for tool in conversation.tools if tool.builtin}
         builtin = tuple(name for name in BUILTIN if name in requested or name in declared)
         conversation = replace(conversation, tools=[tool for tool in conversation.tools if not tool.builtin])
-        tokens = self._encode_message(
-            PromptMessage(author="system", text=self._system(conversation, builtin))
-        )
+        today = conversation.created_at.date() if conversation.created_at else self.today()
+        system = system_text(conversation, today, self.encoding.builtin_section(builtin) if builtin else "")
+        tokens = self._encode_message(PromptMessage(author="system", text=system))
         instructions, items = split_instructions(conversation)
-        developer = developer_text(
-            instructions, self._tools(conversation), format_section(conversation.format)
+        groups = tools_by_namespace(conversation.tools)
+        sections = (
+            f"# Instructions\n\n{instructions}" if instructions else "",
+            self.encoding.tools_section(groups) if groups else "",
+            format_section(conversation.format),
         )
-        if developer:
-            tokens += self._encode_message(
-                PromptMessage(author="developer", text=developer), conversation.max_tokens
-            )
+        if developer := "\n\n".join(filter(None, sections)):
+            message = PromptMessage(author="developer", text=developer)
+            tokens += self._encode_message(message, conversation.max_tokens)
         for message in prompt_messages(
             items,
             continues=conversation.continue_final_message,
@@ -167,15 +160,6 @@ class HarmonyFormat:
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)
 
-    def _system(self, conversation: PromptConversation, builtin: tuple[str, ...]) -> str:
-        section = self.encoding.builtin_section(builtin) if builtin else ""
-        today = conversation.created_at.date() if conversation.created_at else self.today()
-        return system_text(conversation, today, section)
-
-    def _tools(self, conversation: PromptConversation) -> str:
-        groups = tools_by_namespace(conversation.tools)
-        return self.encoding.tools_section(groups) if groups else ""
-
     def _encode_message(self, message: PromptMessage, limit: int | None = None) -> list[int]:
         """A message's tokens, equal to openai-harmony's rendering."""
         word = self.encoding.word
@@ -205,17 +189,8 @@ def system_text(conversation: PromptConversation, today: date, builtin_section: 
     channels = CHANNELS
     if any((tool.namespace or FUNCTIONS) == FUNCTIONS for tool in conversation.tools):
         channels += "\n" + FUNCTIONS_NOTE
-    return "\n\n".join(
-        part
-        for part in (facts, f"Reasoning: {_EFFORTS.get(effort, effort)}", builtin_section, channels)
-        if part
-    )
-
-
-def developer_text(instructions: str | None, tools_section: str, format_section: str) -> str:
-    """The first developer message; empty without content."""
-    section = f"# Instructions\n\n{instructions}" if instructions else ""
-    return "\n\n".join(part for part in (section, tools_section, format_section) if part)
+    parts = (facts, f"Reasoning: {_EFFORTS.get(effort, effort)}", builtin_section, channels)
+    return "\n\n".join(filter(None, parts))
 
 
 def format_section(output_format: OutputFormat) -> str:

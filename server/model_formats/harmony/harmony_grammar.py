@@ -1,8 +1,4 @@
-"""Builds the output grammar for gpt-oss over its control tokens: channels, tool calls and the final answer.
-
-Messages of analysis and commentary are free; the last message is the answer or a call. Without constraints
-there is no grammar. Pure.
-"""
+"""Builds gpt-oss's output grammar: analysis and commentary are free, then the answer or a call. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,10 +15,7 @@ _ANY_TEXT = "TEXT?"
 
 
 def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
-    """The grammar that enforces tool choice, strict tools and output format; None without constraints.
-
-    Raises PromptError for parameters that exclude each other.
-    """
+    """The grammar of tool choice, strict tools and output format; None without. Raises PromptError."""
     choice, tools = conversation.tool_choice, _callable(conversation)
     if conversation.continue_final_message:
         if choice.mode == "required" or conversation.format.kind != "text":
@@ -30,7 +23,11 @@ def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()
         return None
     if not _restricts(conversation, tools):
         return None
-    offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
+    offered = tuple(
+        name
+        for name in (builtin if choice.mode != "none" else ())
+        if choice.allowed is None or any(each.startswith(f"{name}__") for each in choice.allowed)
+    )
     if choice.mode != "required":
         return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
     if not tools and not offered:
@@ -74,10 +71,6 @@ def _callable(conversation: PromptConversation) -> list[PromptTool]:
         for tool in conversation.tools
         if choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
     ]
-
-
-def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
-    return allowed is None or any(name.startswith(f"{builtin}__") for name in allowed)
 
 
 def _restricts(conversation: PromptConversation, tools: list[PromptTool]) -> bool:

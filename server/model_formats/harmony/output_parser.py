@@ -1,8 +1,6 @@
-"""Output parser of harmony: tokens to deltas, for any output.
-
-For well-formed output the deltas equal those of openai-harmony's parser, which raises for extra words
-in a header, a missing <|message|> or tokens after a message's end. Here these are repaired. As
-markup is control tokens, only headers and incomplete UTF-8 characters are buffered.
+"""Output parser of harmony: tokens to deltas, for any output. Well-formed output gives the deltas of
+openai-harmony's parser; extra words in a header, a missing <|message|> and tokens after a message's end are
+repaired. Only headers and incomplete UTF-8 characters are buffered.
 """
 
 import codecs
@@ -54,19 +52,15 @@ class HarmonyParser:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._deltas: list[Delta] = []
         self._count = 0
-        """Tokens read so far."""
         self._indices: list[int] = []
         """Indices of tokens without emitted text: of an incomplete character, or of the header."""
         self._text: type[TextDelta] | type[ReasoningDelta] | type[CallDelta] | None = None
         """The delta type of the current message's content; None if it is dropped."""
         self._after_reasoning = False
-        """Whether the last delta was reasoning."""
         self._separator = ""
-        """Separator to emit before more reasoning."""
         self._header: list[int] | None = []
         """Tokens of the current header; None outside of a header."""
         self._in_content = False
-        """Whether the parser is within a message's content."""
         self._names_author = False
         self._begin(prompt.token_ids)
 
@@ -194,14 +188,12 @@ class HarmonyParser:
             self._start_item(MessageStart(phase), TextDelta)  # type: ignore[arg-type]
 
     def _finish(self) -> None:
-        """Ends a complete message."""
         call = self._text is CallDelta
         self._end_content()
         if call:
             self._deltas.append(CallEnd())
 
     def _end_content(self) -> None:
-        """Ends a message, complete or truncated."""
         self._emit_text(self._decoder.decode(b"", final=True))
         self._text = None
         self._in_content = False
@@ -225,6 +217,5 @@ class HarmonyParser:
         self._indices.clear()
 
     def _take_deltas(self) -> list[Delta]:
-        """Returns and clears the merged deltas."""
         deltas, self._deltas = self._deltas, []
         return merge_deltas(deltas)

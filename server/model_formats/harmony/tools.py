@@ -1,7 +1,5 @@
 """gpt-oss's tools: recipients of calls (`functions.NAME`), and schemas for TypeScript in the prompt. Pure.
-
-openai-harmony renders `$ref`, `anyOf`, `const` and enums of other types than strings as `any`; here they are
-expressed with keywords that it supports. The result is never enforced.
+What openai-harmony would render as `any` is expressed with keywords that it supports; nothing is enforced.
 """
 
 import json
@@ -25,7 +23,6 @@ BROWSER_TOOLS = ("search", "open", "find")
 
 
 def recipient(name: str, namespace: str | None) -> str:
-    """The recipient of calls of the tool."""
     if namespace == PYTHON and name == PYTHON:
         return PYTHON
     return f"{namespace or FUNCTIONS}.{name}"
@@ -102,12 +99,11 @@ def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def encodable(text: str) -> str:
     """The text without lone surrogates, and with runs beyond `MAX_RUN` split or shortened."""
-    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
 
+    def cut(word: re.Match[str]) -> str:
+        return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
 
-def _cut(word: re.Match[str]) -> str:
-    """The word with a space after every `MAX_RUN` characters."""
-    return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
+    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(cut, clean(text)))
 
 
 class _Writer:

@@ -1,8 +1,4 @@
-"""Locates gpt-oss's vocabulary file, or derives it from tokenizer.json, without network access.
-
-The file is o200k_base.tiktoken: a line with base64 and rank for each text token. Its SHA-256 is checked
-wherever it comes from. A gpt-oss snapshot's tokenizer.json contains the same tokens.
-"""
+"""Locates gpt-oss's vocabulary file, whose SHA-256 is checked, or makes it of tokenizer.json; no network."""
 
 import base64
 import hashlib
@@ -14,11 +10,10 @@ from engine.vocabulary import read_vocabulary
 FILE = "o200k_base.tiktoken"
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 URL = f"https://openaipublic.blob.core.windows.net/encodings/{FILE}"
-"""The URL from which openai-harmony and tiktoken download the file."""
 _NAME_IN_CACHES = hashlib.sha1(URL.encode(), usedforsecurity=False).hexdigest()
 TEXT_TOKENS = 199_998
 VOCABULARY = 201_088
-"""Number of token ids, including control and reserved tokens."""
+"""The number of token ids, with control and reserved tokens."""
 
 (STARTOFTEXT, ENDOFTEXT, RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL) = (
     199_998, 199_999, 200_002, 200_003, 200_005, 200_006, 200_007, 200_008, 200_012,
@@ -38,10 +33,7 @@ class VocabularyPlaces:
 
 
 def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
-    """The file's content for the gpt-oss model in `folder`.
-
-    Raises FileNotFoundError if there is none, and ValueError for a wrong hash.
-    """
+    """The file's content for the model in `folder`. Raises FileNotFoundError or ValueError."""
     if places.user_folder is not None:
         return _read_from_user(places.user_folder / FILE)
     downloaded = places.library_cache / _NAME_IN_CACHES if places.library_cache else None

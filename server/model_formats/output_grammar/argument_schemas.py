@@ -1,7 +1,4 @@
-"""Readers of the JSON schemas of tools' arguments: properties, types, `$ref` targets, `anyOf` alternatives.
-
-Every subschema that they return has the `$defs` that it may reference. Invalid keywords are ignored. Pure.
-"""
+"""Readers of JSON schemas of tools' arguments: properties, types, `$ref` targets, alternatives. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -30,14 +27,7 @@ _MAX_DEPTH = 8
 _MAX_REPEATED = 16
 _TOO_MANY: list[dict[str, Any]] = [{}] * (MAX_ALTERNATIVES + 1)
 _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
-_TYPE_NAMES = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    NoneType: "null",
-    list: "array",
-}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array"}
 
 
 class SchemaBudget:
@@ -47,13 +37,11 @@ class SchemaBudget:
         self._left = most
 
     def spend(self, count: int) -> bool:
-        """Whether there are so many left."""
         self._left -= count
         return self._left >= 0
 
 
 def schema_of(tool: PromptTool) -> Mapping[str, Any]:
-    """The declared schema of a tool's arguments."""
     return CUSTOM_PARAMETERS if tool.kind == "custom" else tool.parameters or ANY_OBJECT
 
 
@@ -75,7 +63,6 @@ def arguments_of(tool: PromptTool) -> tuple[dict[str, Mapping[str, Any]], Mappin
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The named properties' schemas."""
     properties = mapping(schema, "properties")
     return {str(name): subschema(schema, mapping(properties, name)) for name in properties}
 
@@ -106,10 +93,7 @@ def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows, empty for all; `number` includes integers.
-
-    What is not read because there is too much of it allows all.
-    """
+    """The JSON types that a schema allows, empty for all, as where it is too large; `number` has integers."""
     types = _types_left(schema, 0, SchemaBudget())
     if types == ALL_TYPES:
         return frozenset()
@@ -136,8 +120,7 @@ def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]
 
 
 def type_name(value: object) -> str:
-    """The JSON type of a decoded value; `integer` for an int."""
-    return _TYPE_NAMES.get(type(value), "object")
+    return _TYPES.get(type(value), "object")
 
 
 def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,10 +156,7 @@ def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def alternatives(tool: PromptTool) -> Iterator[PromptTool]:
-    """A strict function once per alternative object of its schema (`anyOf`).
-
-    For families that write arguments per property, see `ToolCallFormat.per_property`.
-    """
+    """A strict function once per alternative of its schema, for families with `per_property`."""
     if not tool.strict or tool.parameters is None:
         yield tool
         return

@@ -1,11 +1,9 @@
 """`GrammarBuilder`: Lark expressions of texts, schemas and custom inputs, for `engine.grammar.lark_source`.
+The family's own parser must be able to read every output of the grammar.
 
-In literals, texts and signs of special tokens become the special tokens. The family's own parser must be able
-to read every output of the grammar.
-
-`escaped_grammar` rewrites a custom tool's Lark grammar for its input inside a JSON string, where `"` and
-backslashes have a backslash before them and line breaks are escapes. Texts and regular expressions become
-rules of single characters: a terminal of any text would swallow the backslash of the escape after it.
+`escaped_grammar` rewrites a custom tool's Lark grammar for its input inside a JSON string. Texts and regular
+expressions become rules of single characters: a terminal of any text would swallow the backslash of the
+escape after it.
 """
 
 import json
@@ -35,14 +33,12 @@ class GrammarBuilder:
         return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, TEXT]))
 
     def literal(self, text: str) -> str:
-        """The expression of exactly this text."""
         pieces = self._markup.grammar_pieces(self._markup.restore(text))
         if not pieces:
             return '""'
         return " ".join(map(_piece, pieces))
 
     def rule(self, name: str, body: str) -> str:
-        """Defines a rule and returns its name."""
         head, _, _ = name.partition("[")
         self._rules[name] = body
         return head
@@ -73,7 +69,6 @@ class GrammarBuilder:
         return " ".join([name, *map(_piece, pieces)])
 
     def text_without(self, texts: Iterable[str]) -> str:
-        """Any text without these, possibly empty."""
         return self.rule("PLAIN", self.text_body(texts, empty=True))
 
     def text_body(self, texts: Iterable[str], start: str = "", *, empty: bool = False) -> str:
@@ -109,18 +104,15 @@ class GrammarBuilder:
         return self.shared_rule("json", f"%json {json.dumps(schema if isinstance(schema, Mapping) else {})}")
 
     def name(self) -> str:
-        """The name of an additional argument."""
         return self.rule("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/")
 
     def arguments(self, tool: PromptTool) -> str:
-        """A tool's arguments as a JSON object."""
         if tool.kind == "custom":
             head, end = self.literal('{"input": '), self.literal("}")
             return f"{head} {self.string_input(tool)} {end}"
         return self.json(enforced_schema(tool))
 
     def string_input(self, tool: PromptTool) -> str:
-        """A custom tool's input as a JSON string."""
         if tool.syntax == "lark":
             quote = self.literal('"')
             return f"{quote} %lark {{\n{escaped_grammar(tool.definition)}\n}} {quote}"
@@ -142,7 +134,6 @@ def _piece(piece: str | int) -> str:
 
 
 def regex_of(text: str) -> str:
-    """A regular expression that matches exactly this text."""
     return "".join(character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
 
 
@@ -168,7 +159,6 @@ _ATOM = re.compile(
 _CODE = re.compile(r"\\[xuU]\{([0-9a-fA-F]++)\}")
 _PROPERTY = re.compile(r"\\[pP]\{[^{}]*+\}")
 _SPECIAL = '"\\\n\r\t\b\f'
-"""Characters that JSON strings escape."""
 _ORDINARY = [chr(code) for code in range(0x20, 0x7F) if chr(code) not in _SPECIAL]
 _PLAIN = r"[^\"\\\x00-\x1f]"
 _COMMON = {
@@ -185,7 +175,6 @@ _COMMON = {
     "WS": r"/[ \t\f\r\n]+/",
     "WS_INLINE": r"/[ \t]+/",
 }
-"""Terminals of Lark's library `common`."""
 
 
 def escaped_grammar(definition: str) -> str:

@@ -1,8 +1,6 @@
 """Relaxes JSON schemas to what token masks can enforce: of forced calls, and formats that are not strict.
-
-Forced calls (`tool_choice: required` or named) follow a function's schema even if it is not strict, as in
-vLLM: as much as can be enforced; if that does not compile, less, down to any JSON object. Every result allows
-all values that the schema allows. Pure.
+Pure. Forced calls follow a schema that is not strict, too, as in vLLM: as much as compiles, down to any JSON
+object. Every result allows all values that the schema allows.
 """
 
 import json
@@ -15,12 +13,7 @@ from typing import Any
 from engine.grammar.schema_references import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
-from server.model_formats.output_grammar.argument_schemas import (
-    ALL_TYPES,
-    ANY_OBJECT,
-    MAX_COUNT,
-    types_of,
-)
+from server.model_formats.output_grammar.argument_schemas import ALL_TYPES, ANY_OBJECT, MAX_COUNT, types_of
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -53,10 +46,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 def forced_grammar(
     tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
-    """The grammar that `make` returns for the strictest of `forced_levels`; `relaxed` has the looser.
-
-    Raises the first PromptError if `make` raises it for all levels.
-    """
+    """The strictest of `forced_levels`, with the looser in `relaxed`. Raises PromptError if all do."""
     error: PromptError | None = None
     grammars: list[StructuredOutput | None] = []
     for level in forced_levels(tools):
@@ -74,10 +64,7 @@ def forced_grammar(
 
 
 def forced_levels(tools: Iterable[PromptTool]) -> list[list[PromptTool]]:
-    """The tools with enforced schemas, in lists from the strictest to the loosest.
-
-    Schemas of strict functions are equal in all lists.
-    """
+    """The tools from the strictest to the loosest; strict functions' schemas stay."""
 
     def enforcing(tool: PromptTool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> PromptTool:
         if tool.strict or tool.kind == "custom":
@@ -109,11 +96,9 @@ def without_unenforced(schema: Any) -> Any:
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The enforceable part of a function's parameters.
-
-    Dropped are keywords that the grammar compiler does not support (`not`, `if`, `uniqueItems`, unknown
-    formats, lookaround ...), invalid ones and annotations. `oneOf` becomes `anyOf`; references become `$defs`
-    under new names.
+    """The enforceable part of a function's parameters: without invalid keywords, annotations, and what the
+    grammar compiler does not support (`not`, `if`, lookaround ...). `oneOf` becomes `anyOf`; references
+    become `$defs`.
     """
     return _EnforceablePart(schema).of_object()
 

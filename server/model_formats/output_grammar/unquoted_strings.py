@@ -1,12 +1,7 @@
 """Lark terminals of a schema's strings (pattern, length, format) where calls write them without quotes. Pure.
-
-A string matches one of several alternatives, each a conjunction. Enforced are length, `pattern`, `enum`,
-`const` and the formats below; `anyOf`, `allOf` and references are resolved, `oneOf` as `anyOf`. Other
-formats are ignored; lookaround in a pattern is refused.
-
-If a value may be a string or another type and the format does not mark which, the terminal allows less than
-the schema: no string that looks like a value of the other types, or begins like a list, object or bounded
-number.
+A string matches one of several alternatives, each a conjunction. `anyOf`, `allOf` and references are
+resolved, `oneOf` as `anyOf`; unknown formats are ignored and lookaround is refused. If a value may be of
+another type, too, and no mark tells, no string is allowed that looks like one of those values.
 """
 
 import json
@@ -63,7 +58,6 @@ _ATOM = re.compile(
 
 
 def allows_anything(schema: Mapping[str, Any]) -> bool:
-    """Whether every value is allowed."""
     return not schema.keys() - _ANNOTATIONS
 
 
@@ -78,11 +72,7 @@ def strings_of(schema: Any) -> str | None:
 def distinguish_strings(
     strings: str, others: frozenset[str], schema: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]]:
-    """A terminal of strings and of values of the types `others`, for text without type marks.
-
-    Strings exclude text that would be parsed as another type. Also returns the types that the terminal does
-    not include; no string begins like their values.
-    """
+    """A terminal of strings and, without marks, of values of `others`; and the types that it leaves out."""
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
     said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, SchemaBudget())]
     numbers = others & _NUMBERS.keys()
@@ -229,10 +219,7 @@ def _limits_numbers(schema: Any, depth: int, budget: SchemaBudget) -> bool:
 
 
 def _inner(schema: Mapping[str, Any], key: str, budget: SchemaBudget) -> list[Any]:
-    """The subschemas in a keyword's list, each with the definitions that it may reference.
-
-    Raises PromptError if there are too many.
-    """
+    """A keyword's subschemas with the definitions that they may reference. Raises PromptError if too many."""
     if not budget.spend(len(listed(schema, key))):
         raise PromptError("The schema of a string has too many schemas within it.", "tools")
     return [subschema(schema, branch) for branch in listed(schema, key)]

@@ -1,7 +1,6 @@
 """Readers of tool calls with JSON arguments: of Hermes, Llama, Mistral, Phi, Cohere, DeepSeek V3, Kimi K2.
-
-The name is a member of the same JSON object, or stands in a header before it. Members may have any order.
-Arguments are streamed if the name precedes them, otherwise they wait until the name is known.
+The name is a member of the same JSON object, or stands in a header before it. Arguments are streamed if the
+name precedes them.
 """
 
 import re

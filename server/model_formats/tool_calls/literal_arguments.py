@@ -1,7 +1,5 @@
-"""Readers of tool calls with literals of their own as arguments: Python calls, Gemma's objects.
-
-`[get_weather(city="Paris", days=2), ...]` and `call:NAME{key:value,...}`, with special tokens as quotes. Only
-literals are parsed, nothing is evaluated. Arguments are converted to JSON as they arrive.
+"""Readers of tool calls with literals of their own: `[get_weather(city="Paris", days=2), ...]`, and Gemma's
+`call:NAME{key:value,...}`. Nothing is evaluated; literals become JSON as they arrive.
 """
 
 import json
@@ -166,10 +164,7 @@ def _members_grammar(
     *,
     strict: bool,
 ) -> str:
-    """The expression of an object's members; `value` returns the one of a schema's values.
-
-    With `strict`, required properties must be there.
-    """
+    """The expression of an object's members, with `value` of a schema; if `strict`, required ones."""
     properties = properties_of(schema)
     if not properties and allows_additional(schema):
         pair = f"{lark.name()} {lark.literal(assign)} {value(additional_of(schema))}"
@@ -276,9 +271,8 @@ class QuotedObjects(ToolCallFormat):
         budget: SchemaBudget,
         joined: int = 0,
     ) -> str:
-        """The expression of the values that the schema allows; deeply nested ones become null.
-
-        `joined` is the number of alternatives that it is within. Raises PromptError.
+        """The expression of a schema's values, `joined` alternatives deep; deeply nested ones become null.
+        Raises PromptError.
         """
         if not budget.spend(1) or joined > _MAX_JOINED:
             raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")

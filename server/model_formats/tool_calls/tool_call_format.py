@@ -1,8 +1,6 @@
-"""Base class of the tool-call formats, and `ToolCallEmitter`, by which their readers emit call deltas.
-
-A format's reader begins after the opener. It starts the call once the name is known, streams the arguments
-and ends the call. If it returns before starting a call, the text is emitted as text; if it returns before
-ending one, the call is truncated.
+"""Base class of the tool-call formats, and `ToolCallEmitter`, by which their readers emit call deltas. A
+reader begins after the opener, starts the call once the name is known, streams the arguments and ends it. If
+it returns before the start, the text is text; before the end, the call is truncated.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +25,6 @@ class ToolCallEmitter:
         self.scanner = scanner
         self.tools = tools
         self.count = 0
-        """Number of calls started."""
         self._custom: CustomInput | None = None
         self._ids: set[str] = set()
 
@@ -61,10 +58,7 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls: a reader's class with the family's marks, as `formats` lists them.
-
-    Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
-    """
+    """One family's syntax of tool calls. Instances have signs for the tokenizer's special tokens."""
 
     name: ClassVar[str]
     """The value of the setting `tool_parser`."""

@@ -1,7 +1,5 @@
-"""Reader of tool calls with an XML element per argument: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
-
-Values are unquoted; the tool's schema determines which are strings. Strings are streamed; other values are
-emitted when complete, as JSON if they match the schema's types.
+"""Reader of tool calls with an XML element per argument: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2. The
+schema says which unquoted values are strings, which are streamed; others are JSON when complete.
 """
 
 import json

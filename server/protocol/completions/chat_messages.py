@@ -7,13 +7,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.protocol.completions.objects import (
-    CalledFunction,
-    CalledTool,
-    StoredMessage,
-    ToolCall,
-)
-from server.protocol.error_object import DecodeFailure, missing_parameter
+from server.protocol.completions.objects import CalledFunction, CalledTool, StoredMessage, ToolCall
+from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter
 from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,
@@ -106,9 +101,7 @@ def _elements(message: dict[str, Any], path: str) -> list[MessageElement]:
             output = _content(content, "input_text", path)
             fields = _present(type="function_call_output", call_id=message["tool_call_id"], output=output)
             return [MessageElement(fields, {"call_id": "tool_call_id", "output": "content"}, content)]
-    raise DecodeFailure(
-        "A message's role is system, developer, user, assistant or tool.", f"{path}.role", "invalid_value"
-    )
+    raise invalid_value("A message's role is system, developer, user, assistant or tool.", f"{path}.role")
 
 
 def _present(**fields: Any) -> dict[str, Any]:
@@ -157,9 +150,7 @@ def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
 def _call(call: dict[str, Any], message: str, path: str) -> MessageElement:
     kind = "function" if call.get("type") is None else call["type"]
     if kind not in ("function", "custom"):
-        raise DecodeFailure(
-            "The type of a call is function or custom.", f"{message}.{path}.type", "invalid_value"
-        )
+        raise invalid_value("The type of a call is function or custom.", f"{message}.{path}.type")
     argument = "input" if kind == "custom" else "arguments"
     inner = call.get(kind)
     if inner is None:
@@ -176,11 +167,7 @@ def _call(call: dict[str, Any], message: str, path: str) -> MessageElement:
             name=inner["name"],
             **{argument: inner[argument]},
         ),
-        {
-            "call_id": f"{path}.id",
-            "name": f"{path}.{kind}.name",
-            argument: f"{path}.{kind}.{argument}",
-        },
+        {"call_id": f"{path}.id", "name": f"{path}.{kind}.name", argument: f"{path}.{kind}.{argument}"},
     )
 
 
@@ -210,10 +197,7 @@ def _part(part: Any, text_type: str, path: str) -> Any:
 
 
 def items_by_message(items: Iterable[Item]) -> list[list[Item]]:
-    """The items grouped by the message that they were decoded from.
-
-    An assistant's reasoning, text and calls become one message.
-    """
+    """The items by the message that they were of: an assistant's reasoning, text and calls are one."""
     groups: list[list[Item]] = []
     for item in items:
         if groups and _is_same_message(groups[-1][-1], item):
@@ -255,10 +239,7 @@ def _is_same_message(before: Item, item: Item) -> bool:
 
 
 def stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
-    """The message of one of the groups of `items_by_message`.
-
-    A single text part becomes a string, as the original form is not stored.
-    """
+    """The message of a group of `items_by_message`; a single text part becomes a string."""
     match group[0]:
         case FunctionCallOutput(_, _, call_id, output) | CustomToolCallOutput(_, _, call_id, output):
             parts = [] if isinstance(output, str) else output
@@ -295,7 +276,6 @@ def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
 
 
 def tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
-    """The call of a message for a call item."""
     if isinstance(item, FunctionCall):
         function = CalledFunction(item.name, item.arguments)
         return ToolCall(id=item.call_id, type="function", function=function)

@@ -20,29 +20,18 @@ MAX_TEXTS = 128
 MAX_BEST_OF = 20
 DEFAULT_TOKENS = 16
 _CONTENT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-ChatMessageParam = Annotated[
-    dict[str, Any],
-    Meta(
-        extra_json_schema={
-            "anyOf": [
-                {
-                    "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _CONTENT},
-                    "required": ["role", "content"],
-                },
-                {"properties": {"role": {"const": "assistant"}}, "required": ["role"]},
-                {
-                    "properties": {
-                        "role": {"const": "tool"},
-                        "tool_call_id": {"type": "string"},
-                        "content": _CONTENT,
-                    },
-                    "required": ["role", "tool_call_id", "content"],
-                },
-            ]
-        }
-    ),
+
+
+def _message(role: dict[str, Any], **required: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": {"role": role, **required}, "required": ["role", *required]}
+
+
+_MESSAGES = [
+    _message({"enum": ["system", "developer", "user"]}, content=_CONTENT),
+    _message({"const": "assistant"}),
+    _message({"const": "tool"}, tool_call_id={"type": "string"}, content=_CONTENT),
 ]
-"""A message of a Chat Completions request."""
+ChatMessageParam = Annotated[dict[str, Any], Meta(extra_json_schema={"anyOf": _MESSAGES})]
 Prompts = str | Annotated[list[str | int | Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 """A text, token ids, or a list of either."""
 

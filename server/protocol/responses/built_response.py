@@ -1,8 +1,4 @@
-"""Builds the Response object of a live or stored response. Pure.
-
-`enable_response_messages` and `prompt_logprobs` repeat prompt and output as tokens or messages. They are part
-of the final response and stored in the last event of its stream only: the row has no such columns.
-"""
+"""Builds the Response of a live or stored response, of which only the last event has all fields. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -34,7 +30,6 @@ ONLY_IN_LAST_EVENT = (
     "stop_reason",
     "cumulative_logprob",
 )
-"""Fields of a response that only its last event has."""
 
 
 def build_response(
@@ -53,7 +48,9 @@ def build_response(
         created_at=int(created_at.timestamp()),
         status=status,
         completed_at=int(ending.finished_at.timestamp()) if ending and completed else None,
-        error=_error(ending),
+        error=ResponseError(ending.error_code, ending.error_message or "")
+        if ending and ending.error_code is not None
+        else None,
         incomplete_details=IncompleteDetails(ending.incomplete_reason)
         if ending and ending.incomplete_reason
         else None,
@@ -72,16 +69,6 @@ def _usage(ending: Ending | None) -> Usage | None:
     )
 
 
-def _error(ending: Ending | None) -> ResponseError | None:
-    if ending is None or ending.error_code is None:
-        return None
-    return ResponseError(ending.error_code, ending.error_message or "")
-
-
-class _RequestFlag(msgspec.Struct):
-    enable_response_messages: bool | None = None
-
-
 class _LastResponse(msgspec.Struct):
     usage: Usage | None = None
     input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
@@ -95,10 +82,8 @@ class _LastEvent(msgspec.Struct):
 
 
 def wants_token_dump(request: str | None) -> bool:
-    """Whether a stored request has `enable_response_messages`. Most are not even decoded."""
-    if request is None or '"enable_response_messages":true' not in request:
-        return False
-    return bool(decode_as(request, _RequestFlag).enable_response_messages)
+    """Whether a stored request has `enable_response_messages`; one in a text would have escaped quotes."""
+    return request is not None and '"enable_response_messages":true' in request
 
 
 def may_have_stop_reason(request: str | None) -> bool:

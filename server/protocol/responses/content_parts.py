@@ -7,13 +7,8 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, missing_parameter
-from server.protocol.input_files import (
-    FileError,
-    file_content,
-    is_pdf,
-    storable_file_data,
-)
+from server.protocol.error_object import DecodeFailure, missing_parameter, unsupported_value
+from server.protocol.input_files import FileError, file_content, is_pdf, storable_file_data
 from server.protocol.input_images import check_image, page_images
 from server.protocol.responses.items import (
     ContentPart,
@@ -66,10 +61,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
-    """The content parts, and after a PDF with a `detail` its pages as pictures.
-
-    Raises DecodeFailure with the path of a part.
-    """
+    """The content parts, and after a PDF with a `detail` its pages as pictures. Raises DecodeFailure."""
     read: list[ContentPart] = []
     for index, part in enumerate(parts):
         read += _read_part(part, f"{path}[{index}]")
@@ -80,23 +72,11 @@ def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
     kind = part.get("type")
     reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
-        raise DecodeFailure(
-            f"Content of type {abbreviated(kind)} is not supported; this model reads text.",
-            f"{path}.type",
-            "unsupported_value",
+        raise unsupported_value(
+            f"Content of type {abbreviated(kind)} is not supported; this model reads text.", f"{path}.type"
         )
     read: ContentPart | list[ContentPart] = reader.read(part, path)
     return read if isinstance(read, list) else [read]
-
-
-def _read_text(part: dict[str, Any], path: str) -> InputText:
-    param: _TextParam = convert(part, _TextParam, path)
-    return InputText(param.text)
-
-
-def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
-    param: _RefusalParam = convert(part, _RefusalParam, path)
-    return Refusal(param.refusal)
 
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
@@ -124,10 +104,8 @@ def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
         if file.file_url is None and file.file_id is None:
             raise missing_parameter(f"{path}.file_data")
         where = "file_url" if file.file_url is not None else "file_id"
-        raise DecodeFailure(
-            "Files are read from file_data only: send the file's content as a data URL.",
-            f"{path}.{where}",
-            "unsupported_value",
+        raise unsupported_value(
+            "Files are read from file_data only: send the file's content as a data URL.", f"{path}.{where}"
         )
     try:
         content = file_content(file.file_data)
@@ -142,14 +120,16 @@ def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
 
 CONTENT_READERS: dict[str, TypeReader] = {
     **dict.fromkeys(
-        ("input_text", "text", "summary_text", "reasoning_text"), TypeReader(_TextParam, _read_text)
+        ("input_text", "text", "summary_text", "reasoning_text"),
+        TypeReader(_TextParam, lambda part, path: InputText(convert(part, _TextParam, path).text)),
     ),
     "output_text": TypeReader(_OutputTextParam, _read_output_text),
-    "refusal": TypeReader(_RefusalParam, _read_refusal),
+    "refusal": TypeReader(
+        _RefusalParam, lambda part, path: Refusal(convert(part, _RefusalParam, path).refusal)
+    ),
     **dict.fromkeys(("input_image", "computer_screenshot"), TypeReader(_Image, _read_image)),
     "input_file": TypeReader(_File, _read_file),
 }
-"""By `type`."""
 
 
 def is_nested_deeper(value: object, levels: int) -> bool:
@@ -171,7 +151,6 @@ def refuse_deep(element: dict[str, Any], path: str) -> None:
 
 
 def abbreviated(value: object) -> str:
-    """A client's value for an error message: its first 100 characters, or its type."""
     if not isinstance(value, str):
         return "null" if value is None else type(value).__name__
     return repr(value[:100])

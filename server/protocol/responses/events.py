@@ -1,8 +1,6 @@
-"""Stream events of the Responses API, the compact form in which the event log stores them, and their frames.
-
-The log stores an `Event`: a delta as its bare text, every other event as its JSON. `render` returns the JSON
-that clients receive, `frame` the server-sent event; both are deterministic, so a replay equals the first
-stream.
+"""Stream events of the Responses API, and the compact form in which the event log stores them: `Event`.
+`render` returns the JSON that clients receive, `frame` the server-sent event; both are deterministic, so a
+replay equals the first stream.
 """
 
 import re
@@ -10,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache, reduce
 from operator import or_
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -63,26 +61,24 @@ class WholeEvent(_Event, frozen=True):
     """An event that is stored as its JSON."""
 
 
-class _ResponseEvent(WholeEvent, frozen=True):
+_E = TypeVar("_E", bound=WholeEvent)
+
+
+def _event(fields: type[_E], name: str, kind: str) -> type[_E]:
+    """An event with the fields of another class, and a `type` of its own."""
+    return msgspec.defstruct(name, [], bases=(fields,), frozen=True, tag=kind, module=__name__)  # type: ignore[return-value]
+
+
+class ResponseEvent(WholeEvent, frozen=True):
     response: Response
 
 
-class ResponseCreated(_ResponseEvent, frozen=True, tag="response.created"): ...
-
-
-class ResponseQueued(_ResponseEvent, frozen=True, tag="response.queued"): ...
-
-
-class ResponseInProgress(_ResponseEvent, frozen=True, tag="response.in_progress"): ...
-
-
-class ResponseCompleted(_ResponseEvent, frozen=True, tag="response.completed"): ...
-
-
-class ResponseFailed(_ResponseEvent, frozen=True, tag="response.failed"): ...
-
-
-class ResponseIncomplete(_ResponseEvent, frozen=True, tag="response.incomplete"): ...
+ResponseCreated = _event(ResponseEvent, "ResponseCreated", "response.created")
+ResponseQueued = _event(ResponseEvent, "ResponseQueued", "response.queued")
+ResponseInProgress = _event(ResponseEvent, "ResponseInProgress", "response.in_progress")
+ResponseCompleted = _event(ResponseEvent, "ResponseCompleted", "response.completed")
+ResponseFailed = _event(ResponseEvent, "ResponseFailed", "response.failed")
+ResponseIncomplete = _event(ResponseEvent, "ResponseIncomplete", "response.incomplete")
 
 
 class TokenIdsEvent(WholeEvent, frozen=True, tag="holdfast:tokens"):
@@ -103,12 +99,12 @@ class OutputItemAdded(_OutputItemEvent, frozen=True, tag="response.output_item.a
 class OutputItemDone(_OutputItemEvent, frozen=True, tag="response.output_item.done"): ...
 
 
-class _ItemEvent(WholeEvent, frozen=True):
+class ItemEvent(WholeEvent, frozen=True):
     item_id: str
     output_index: int
 
 
-class _ContentEvent(_ItemEvent, frozen=True):
+class _ContentEvent(ItemEvent, frozen=True):
     content_index: int
 
 
@@ -129,7 +125,7 @@ class ReasoningTextDone(_ContentEvent, frozen=True, tag="response.reasoning_text
     text: str
 
 
-class _SummaryEvent(_ItemEvent, frozen=True):
+class _SummaryEvent(ItemEvent, frozen=True):
     summary_index: int
 
 
@@ -158,7 +154,7 @@ class FunctionCallArgumentsDone(WholeEvent, frozen=True, tag="response.function_
     arguments: str
 
 
-class CustomToolCallInputDone(_ItemEvent, frozen=True, tag="response.custom_tool_call_input.done"):
+class CustomToolCallInputDone(ItemEvent, frozen=True, tag="response.custom_tool_call_input.done"):
     input: str
 
 
@@ -170,61 +166,41 @@ class StreamError(_Event, frozen=True, tag="error"):
     param: None = None
 
 
-class CompactionCompacting(_ItemEvent, frozen=True, tag="response.compaction.compacting"): ...
+CompactionCompacting = _event(ItemEvent, "CompactionCompacting", "response.compaction.compacting")
+McpListToolsInProgress = _event(ItemEvent, "McpListToolsInProgress", "response.mcp_list_tools.in_progress")
+McpListToolsCompleted = _event(ItemEvent, "McpListToolsCompleted", "response.mcp_list_tools.completed")
+McpListToolsFailed = _event(ItemEvent, "McpListToolsFailed", "response.mcp_list_tools.failed")
+McpCallInProgress = _event(ItemEvent, "McpCallInProgress", "response.mcp_call.in_progress")
 
 
-class McpListToolsInProgress(_ItemEvent, frozen=True, tag="response.mcp_list_tools.in_progress"): ...
-
-
-class McpListToolsCompleted(_ItemEvent, frozen=True, tag="response.mcp_list_tools.completed"): ...
-
-
-class McpListToolsFailed(_ItemEvent, frozen=True, tag="response.mcp_list_tools.failed"): ...
-
-
-class McpCallInProgress(_ItemEvent, frozen=True, tag="response.mcp_call.in_progress"): ...
-
-
-class McpCallArgumentsDelta(_ItemEvent, frozen=True, tag="response.mcp_call_arguments.delta"):
+class McpCallArgumentsDelta(ItemEvent, frozen=True, tag="response.mcp_call_arguments.delta"):
     """All arguments in one delta, as OpenAI sends them; stored as a whole event."""
 
     delta: str
 
 
-class McpCallArgumentsDone(_ItemEvent, frozen=True, tag="response.mcp_call_arguments.done"):
+class McpCallArgumentsDone(ItemEvent, frozen=True, tag="response.mcp_call_arguments.done"):
     arguments: str
 
 
-class McpCallCompleted(_ItemEvent, frozen=True, tag="response.mcp_call.completed"): ...
+McpCallCompleted = _event(ItemEvent, "McpCallCompleted", "response.mcp_call.completed")
+McpCallFailed = _event(ItemEvent, "McpCallFailed", "response.mcp_call.failed")
+CodeInProgress = _event(ItemEvent, "CodeInProgress", "response.code_interpreter_call.in_progress")
 
 
-class McpCallFailed(_ItemEvent, frozen=True, tag="response.mcp_call.failed"): ...
-
-
-class CodeInProgress(_ItemEvent, frozen=True, tag="response.code_interpreter_call.in_progress"): ...
-
-
-class CodeDelta(_ItemEvent, frozen=True, tag="response.code_interpreter_call_code.delta"):
+class CodeDelta(ItemEvent, frozen=True, tag="response.code_interpreter_call_code.delta"):
     delta: str
 
 
-class CodeDone(_ItemEvent, frozen=True, tag="response.code_interpreter_call_code.done"):
+class CodeDone(ItemEvent, frozen=True, tag="response.code_interpreter_call_code.done"):
     code: str
 
 
-class CodeInterpreting(_ItemEvent, frozen=True, tag="response.code_interpreter_call.interpreting"): ...
-
-
-class CodeCompleted(_ItemEvent, frozen=True, tag="response.code_interpreter_call.completed"): ...
-
-
-class SearchInProgress(_ItemEvent, frozen=True, tag="response.web_search_call.in_progress"): ...
-
-
-class SearchSearching(_ItemEvent, frozen=True, tag="response.web_search_call.searching"): ...
-
-
-class SearchCompleted(_ItemEvent, frozen=True, tag="response.web_search_call.completed"): ...
+CodeInterpreting = _event(ItemEvent, "CodeInterpreting", "response.code_interpreter_call.interpreting")
+CodeCompleted = _event(ItemEvent, "CodeCompleted", "response.code_interpreter_call.completed")
+SearchInProgress = _event(ItemEvent, "SearchInProgress", "response.web_search_call.in_progress")
+SearchSearching = _event(ItemEvent, "SearchSearching", "response.web_search_call.searching")
+SearchCompleted = _event(ItemEvent, "SearchCompleted", "response.web_search_call.completed")
 
 
 class _TextDelta(_Event, frozen=True):
@@ -258,22 +234,19 @@ _TYPES = tuple(
     for kind in list(globals().values())
     if isinstance(kind, type) and issubclass(kind, _Event) and not kind.__subclasses__()
 )
-WHOLE_EVENTS = tuple(kind for kind in _TYPES if issubclass(kind, WholeEvent))
 StreamEvent: Any = reduce(or_, _TYPES)
-"""The union of all events of a stream."""
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
 _CALL_DELTAS = {
     Kind.FUNCTION_CALL_ARGUMENTS_DELTA: FunctionCallArgumentsDelta,
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: CustomToolCallInputDelta,
 }
-_DELTA_TYPES = {
-    Kind.OUTPUT_TEXT_DELTA: "response.output_text.delta",
-    Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: "response.output_text.delta",
-    Kind.REASONING_TEXT_DELTA: "response.reasoning_text.delta",
-    Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "response.function_call_arguments.delta",
-    Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "response.custom_tool_call_input.delta",
+_DELTAS: dict[Kind, type[_Event]] = {
+    **dict.fromkeys((Kind.OUTPUT_TEXT_DELTA, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS), OutputTextDelta),
+    Kind.REASONING_TEXT_DELTA: ReasoningTextDelta,
+    **_CALL_DELTAS,
 }
+_DELTA_TYPES = {kind: str(delta.__struct_config__.tag) for kind, delta in _DELTAS.items()}
 _DELTA_TYPE_BYTES = {kind: name.encode() for kind, name in _DELTA_TYPES.items()}
 _decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')
@@ -303,14 +276,9 @@ def delta_of(event: Event) -> tuple[Kind, str, list[Logprob]]:
 
 
 def event_type(event: Event) -> str:
-    """The event's `type`."""
     if event.kind is Kind.WHOLE:
         return event.body[_TYPE_START : event.body.index('"', _TYPE_START)]
     return _DELTA_TYPES[event.kind]
-
-
-def is_terminal(event: Event) -> bool:
-    return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
 
 
 @lru_cache(maxsize=4096)
@@ -336,11 +304,9 @@ def render(response: UUID, event: Event) -> bytes:
 
 
 def frame(response: UUID, event: Event, attempt: int | None = None) -> bytes:
-    """`id:`, `event:` and `data:` lines and the blank line, with LF.
-
-    A browser's EventSource sends the id as Last-Event-ID when it reconnects. It has a mark (`event_ids`) if
-    `attempt` says which attempt wrote the event to the log. It comes first, so that clients that split at
-    `data: ` find nothing after the JSON.
+    """`id:`, `event:` and `data:` lines and the blank line, with LF. EventSource sends the id as
+    Last-Event-ID; it has a mark (`EventId`) if `attempt` wrote the event to the log. It comes first for
+    clients that split at `data: `.
     """
     kind = _DELTA_TYPE_BYTES.get(event.kind) or event_type(event).encode()
     data = render(response, event)
@@ -351,7 +317,6 @@ def frame(response: UUID, event: Event, attempt: int | None = None) -> bytes:
 
 
 def frames(response: UUID, events: Iterable[Event], attempt: int | None = None) -> tuple[bytes, ...]:
-    """`frame` of each event."""
     return tuple([frame(response, event, attempt) for event in events])
 
 
@@ -373,11 +338,9 @@ _LINE = b"id: "
 
 class EventId(NamedTuple):
     """The number and mark of an event, by which a client that resumes a stream notices that it has forked.
-
-    The mark is the attempt that wrote the event and the CRC-32 of its JSON, as in `57-2.9f3c07aa`. After a
-    loss of commits numbers are used again: mostly by another attempt, so the marks differ for certain; or by
-    an attempt of the same number, and then marks of differing events are equal once in four billion times. An
-    event of a response that is not stored has no mark, and its content is not known.
+    The mark is the attempt that wrote the event and the CRC-32 of its JSON, as in `57-2.9f3c07aa`. Numbers
+    are used again after a loss of commits, mostly by another attempt; by the same one, differing events have
+    equal marks once in four billion times. Events of a response that is not stored have none.
     """
 
     number: int

@@ -1,31 +1,26 @@
-"""Decodes the `input` of a request into items: messages, calls, outputs, tools, settings, references.
-
-Foreign ids, unknown fields and unsupported item types are accepted; a wrong value in a known field is a
-DecodeFailure with its path. Pure.
+"""Decodes the `input` of a request into items: messages, calls, outputs, tools, settings, references. Pure.
+Foreign ids, unknown fields and unsupported types are accepted; a wrong value raises DecodeFailure.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol import ids
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.content_parts import (
-    TypeReader,
-    abbreviated,
-    read_parts,
-    refuse_deep,
-)
+from server.protocol.error_object import DecodeFailure, unsupported_value
+from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
 from server.protocol.responses.items import (
+    HOSTED_ID_PREFIXES,
     ID_PREFIXES,
     MAX_TEXT,
+    AdditionalTools,
     Caller,
     CallStatus,
     Compaction,
-    ContentPart,
+    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -44,21 +39,23 @@ from server.protocol.responses.items import (
     OutputText,
     Reasoning,
     ReasoningText,
+    ReasoningUpdate,
     Role,
     SummaryText,
     Text,
     decode_item,
     encode_item,
 )
-from server.protocol.responses.request import InputContentParam
-from server.protocol.responses.settings_input import (
-    AdditionalToolsParam,
-    ConfigurationUpdateParam,
-    read_additional_tools,
-    read_configuration_update,
+from server.protocol.responses.request import MAX_TOOLS, InputContentParam, TextFormat, ToolParam
+from server.protocol.responses.tools import (
+    TOOL_TYPES,
+    McpTool,
+    declaration,
+    declared_name,
+    read_tools,
+    refuse_deferred,
 )
 
-T = TypeVar("T")
 _SENT_PREFIXES: dict[type[Item], str] = {
     **{kind: prefix for kind, prefix in ID_PREFIXES.items() if not prefix.startswith("mcp")},
     FunctionCallOutput: ID_PREFIXES[FunctionCall],
@@ -69,8 +66,6 @@ _SENT_PREFIXES: dict[type[Item], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ItemReference:
-    """A stored item, referenced by its id."""
-
     id: str
     path: str
 
@@ -186,10 +181,8 @@ class _NoFields(msgspec.Struct, kw_only=True):
 
 
 def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[InputItem]:
-    """The items of a request's `input`, or of the parameter `name`; a string is a user message.
-
-    An item has the id that was sent, if it is well-formed, or else an empty one.
-    Raises DecodeFailure with the item's path.
+    """The items of `input`, or of the parameter `name`; a string is a user message. An item has the id that
+    was sent, if it is well-formed, else an empty one. Raises DecodeFailure with the path.
     """
     if isinstance(value, str):
         return [Message("", "completed", "user", [InputText(value)])]
@@ -205,9 +198,7 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem:
         item: InputItem = reader.read(element, path)
         return _with_sent_id(item, element)
     if not isinstance(kind, str) or kind not in OPAQUE_ITEM_TYPES:
-        raise DecodeFailure(
-            f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
-        )
+        raise unsupported_value(f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type")
     refuse_deep(element, path)
     convert(element, _HostedCall, path)
     return _with_sent_id(OtherItem("", "completed", {**element, "type": kind}), element)
@@ -221,111 +212,49 @@ def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
 
 
 def has_lasting_id(item: Item) -> bool:
-    """Whether an item that is sent with this id keeps it: it is well-formed for the item's type.
-
-    The id of an MCP item says whether this server has written it, so it never lasts.
-    """
+    """Whether the id is well-formed for its type. An MCP item's never lasts: it tells who wrote it."""
     prefix = _SENT_PREFIXES.get(type(item))
     return prefix is not None and ids.is_item_id(item.id, prefix)
 
 
-def _read_message(element: dict[str, Any], path: str) -> Item:
-    message: _Message = convert(element, _Message, path)
-    return Message("", "completed", message.role, _read_content(message, path), _or_unset(message.phase))
+def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
+    """The reader of items with the fields of `shape`; null ones become absent. MCP items keep their id."""
+    is_mcp = kind in HOSTED_ID_PREFIXES
+    tells_status = issubclass(shape, (_Call, _Output, _McpCall))
+
+    def read(element: dict[str, Any], path: str) -> Item:
+        if is_mcp:
+            refuse_deep(element, path)
+        fields = msgspec.structs.asdict(convert(element, shape, path))
+        fields["id"] = (is_mcp and fields["id"]) or ""
+        if "status" in fields:
+            fields["status"] = (tells_status and fields["status"]) or "completed"
+        for name in ("content", "output"):
+            value = fields.get(name)
+            if isinstance(value, str) and kind is Message:
+                fields[name] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
+            elif isinstance(value, list) and kind is not Reasoning:
+                fields[name] = read_parts(value, f"{path}.{name}")
+        return kind(
+            **{name: value for name, value in fields.items() if value is not None or name == "call_id"}
+        )
+
+    return TypeReader(shape, read)
 
 
-def _read_content(message: _Message, path: str) -> list[ContentPart]:
-    """The content parts of a message; a string becomes one text part."""
-    if isinstance(message.content, str):
-        if message.role == "assistant":
-            return [OutputText(text=message.content)]
-        return [InputText(text=message.content)]
-    return read_parts(message.content, f"{path}.content")
-
-
-def _read_reasoning(element: dict[str, Any], path: str) -> Item:
-    reasoning: _Reasoning = convert(element, _Reasoning, path)
-    return Reasoning(
-        "",
-        "completed",
-        reasoning.summary,
-        _or_unset(reasoning.content),
-        _or_unset(reasoning.encrypted_content),
-    )
-
-
-def _read_function_call(element: dict[str, Any], path: str) -> Item:
-    call: _FunctionCall = convert(element, _FunctionCall, path)
-    return FunctionCall(*_call_fields(call), call.arguments, *_call_origin(call))
-
-
-def _read_custom_tool_call(element: dict[str, Any], path: str) -> Item:
-    call: _CustomToolCall = convert(element, _CustomToolCall, path)
-    return CustomToolCall(*_call_fields(call), call.input, *_call_origin(call))
-
-
-def _call_fields(call: _Call) -> tuple[str, ItemStatus, str, str]:
-    return "", call.status or "completed", call.call_id, call.name
-
-
-def _call_origin(call: _Call) -> tuple[str | UnsetType, Caller | UnsetType, bool | UnsetType]:
-    return _or_unset(call.namespace), _or_unset(call.caller), _or_unset(call.is_async)
-
-
-def _or_unset(value: T | None) -> T | UnsetType:
-    return UNSET if value is None else value
+_OUTPUT_READER = _item_reader(_FunctionOutput, FunctionCallOutput)
 
 
 def _read_function_output(element: dict[str, Any], path: str) -> Item:
-    param: _FunctionOutput = convert(element, _FunctionOutput, path)
-    if param.call_id is None and param.name is None:
+    if element.get("call_id") is None and element.get("name") is None:
+        convert(element, _FunctionOutput, path)
         raise DecodeFailure(
             "An output needs the id of its call, or the name of the function that has written it.",
             f"{path}.call_id",
             "missing_required_parameter",
         )
-    return FunctionCallOutput(
-        "",
-        param.status or "completed",
-        param.call_id,
-        _read_output(param, path),
-        _or_unset(param.name),
-        _or_unset(param.namespace),
-        _or_unset(param.caller),
-    )
-
-
-def _read_custom_tool_output(element: dict[str, Any], path: str) -> Item:
-    param: _CustomToolOutput = convert(element, _CustomToolOutput, path)
-    output = _read_output(param, path)
-    return CustomToolCallOutput(
-        "", param.status or "completed", param.call_id, output, _or_unset(param.caller)
-    )
-
-
-def _read_output(param: _Output, path: str) -> str | list[ContentPart]:
-    return param.output if isinstance(param.output, str) else read_parts(param.output, f"{path}.output")
-
-
-def _read_compaction(element: dict[str, Any], path: str) -> Item:
-    compaction: _Compaction = convert(element, _Compaction, path)
-    return Compaction("", "completed", compaction.encrypted_content)
-
-
-def _mcp_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
-    """Items keep the client's id until they get their own, because an approval response refers to its
-    request's.
-    """
-
-    def read(element: dict[str, Any], path: str) -> Item:
-        refuse_deep(element, path)
-        fields = msgspec.structs.asdict(convert(element, shape, path))
-        fields["id"] = fields["id"] or ""
-        if "status" in fields:
-            fields["status"] = fields["status"] or "completed"
-        return kind(**fields)
-
-    return TypeReader(shape, read)
+    item: Item = _OUTPUT_READER.read(element, path)
+    return item
 
 
 def _read_stored_call(element: dict[str, Any], path: str) -> Item:
@@ -337,49 +266,99 @@ def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
-def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
-    reference: _Reference = convert(element, _Reference, path)
-    return ItemReference(reference.id, path)
+class _AdditionalTools(msgspec.Struct, kw_only=True):
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
+    role: Literal["developer"] = "developer"
+
+
+class _UpdatedFormat(TextFormat, frozen=True):
+    type: Literal["text", "json_schema"]
+
+
+class _UpdatedText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: _UpdatedFormat
+
+
+class _ConfigurationUpdate(msgspec.Struct, kw_only=True):
+    reasoning: ReasoningUpdate | None = None
+    text: _UpdatedText | None = None
+
+
+def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
+    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
+    refuse_deep(element, path)
+    param: _AdditionalTools = convert(element, _AdditionalTools, path)
+    supported = {tool.name: tool for tool in read_tools(param.tools, f"{path}.tools")}
+    refuse_deferred(param.tools, f"{path}.tools")
+    tools = []
+    for index, tool in enumerate(param.tools):
+        if tool["type"] not in TOOL_TYPES:
+            tools.append(tool)
+            continue
+        read = supported[declared_name(tool)]
+        if isinstance(read, McpTool) and (secret := read.secret_field):
+            raise DecodeFailure(
+                "Headers and queries for an MCP server are never stored, and this item is: declare the "
+                "server among the request's tools.",
+                f"{path}.tools[{index}].{secret}",
+                "unsupported_parameter",
+            )
+        tools.append(declaration(read))
+    return AdditionalTools("", tools)
+
+
+def _read_configuration_update(element: dict[str, Any], path: str) -> ConfigurationUpdate:
+    refuse_deep(element, path)
+    param: _ConfigurationUpdate = convert(element, _ConfigurationUpdate, path)
+    if param.reasoning is None and param.text is None:
+        raise DecodeFailure(
+            "A configuration_update has reasoning, text, or both.",
+            f"{path}.reasoning",
+            "missing_required_parameter",
+        )
+    text: dict[str, Any] | UnsetType = UNSET
+    if param.text is not None:
+        if param.text.format.type == "json_schema" and param.text.format.schema is None:
+            raise DecodeFailure(
+                "A json_schema format needs a schema.",
+                f"{path}.text.format.schema",
+                "missing_required_parameter",
+            )
+        fields = msgspec.structs.asdict(param.text.format)
+        text = {"format": {name: value for name, value in fields.items() if value is not None}}
+    return ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)
 
 
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
-    "message": TypeReader(_Message, _read_message),
-    "reasoning": TypeReader(_Reasoning, _read_reasoning),
-    "function_call": TypeReader(_FunctionCall, _read_function_call),
+    "message": _item_reader(_Message, Message),
+    "reasoning": _item_reader(_Reasoning, Reasoning),
+    "function_call": _item_reader(_FunctionCall, FunctionCall),
     "function_call_output": TypeReader(_FunctionOutput, _read_function_output),
-    "custom_tool_call": TypeReader(_CustomToolCall, _read_custom_tool_call),
-    "custom_tool_call_output": TypeReader(_CustomToolOutput, _read_custom_tool_output),
-    "compaction": TypeReader(_Compaction, _read_compaction),
-    "mcp_list_tools": _mcp_reader(_McpListTools, McpListTools),
-    "mcp_call": _mcp_reader(_McpCall, McpCall),
+    "custom_tool_call": _item_reader(_CustomToolCall, CustomToolCall),
+    "custom_tool_call_output": _item_reader(_CustomToolOutput, CustomToolCallOutput),
+    "compaction": _item_reader(_Compaction, Compaction),
+    "mcp_list_tools": _item_reader(_McpListTools, McpListTools),
+    "mcp_call": _item_reader(_McpCall, McpCall),
     "compaction_trigger": TypeReader(_NoFields, lambda _element, _path: CompactionTrigger()),
     **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_HostedCall, _read_stored_call)),
-    "mcp_approval_request": _mcp_reader(_McpApprovalRequest, McpApprovalRequest),
-    "mcp_approval_response": _mcp_reader(_McpApprovalResponse, McpApprovalResponse),
-    "item_reference": TypeReader(_Reference, _read_reference),
-    "additional_tools": TypeReader(AdditionalToolsParam, read_additional_tools),
-    "configuration_update": TypeReader(ConfigurationUpdateParam, read_configuration_update),
+    "mcp_approval_request": _item_reader(_McpApprovalRequest, McpApprovalRequest),
+    "mcp_approval_response": _item_reader(_McpApprovalResponse, McpApprovalResponse),
+    "item_reference": TypeReader(
+        _Reference, lambda element, path: ItemReference(convert(element, _Reference, path).id, path)
+    ),
+    "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
+    "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
 }
 """By `type`, which is optional for messages."""
 
 OPAQUE_ITEM_TYPES = frozenset(
     {
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "computer_call",
-        "computer_call_output",
-        "file_search_call",
-        "image_generation_call",
-        "local_shell_call",
-        "local_shell_call_output",
-        "program",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
+        *("apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output"),
+        *("file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output"),
+        *("program", "program_output", "shell_call", "shell_call_output"),
+        *("tool_search_call", "tool_search_output"),
     }
 )
 """Items of tools that only OpenAI's servers execute: stored, but not part of the prompt."""

@@ -1,7 +1,4 @@
-"""Items of conversations: messages, reasoning, calls, outputs, tools, settings; content parts; pictures.
-
-Optional fields are absent rather than null.
-"""
+"""Items of conversations: messages, reasoning, calls, outputs, tools, settings; content parts; pictures."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -46,11 +43,9 @@ class InputText(_Part, frozen=True, tag="input_text"):
 
 
 class InputImage(_Part, frozen=True, tag="input_image"):
-    """A picture, in a data URL or at an address.
-
-    `content` is the server's own, never read from a client nor sent to one: where the picture's bytes are. It
-    is unset while a data URL in `image_url` has them. Of a picture that was fetched from an address it is a
-    data URL. As stored it is "sha256:" and 64 hex digits, and `image_url` is None unless it is an address.
+    """A picture, in a data URL or at an address. `content` is the server's own: where the bytes are, unless
+    `image_url` is a data URL. It is a data URL of what was fetched, or as stored "sha256:" and 64 hex digits,
+    with a null `image_url` unless that is an address.
     """
 
     image_url: str | None = None
@@ -185,7 +180,6 @@ class Compaction(_Item, frozen=True, tag="compaction"):
 
 
 CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
-"""Status of an MCP call."""
 
 
 class ListedTool(msgspec.Struct, frozen=True):
@@ -312,7 +306,6 @@ class WebSearchCall(
 
 
 HostedCall = McpCall | CodeInterpreterCall | WebSearchCall
-"""Calls of hosted tools."""
 HostedItem = McpListTools | HostedCall | McpApprovalRequest | McpApprovalResponse
 HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpListTools: "mcpl",
@@ -322,7 +315,6 @@ HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     CodeInterpreterCall: "ci",
     WebSearchCall: "ws",
 }
-"""Id prefixes of these items, without the underscore."""
 
 
 class OtherItem(_Item, frozen=True, tag="holdfast:other"):
@@ -368,7 +360,6 @@ IMAGE_UNSEEN = "[An image was given here. This model reads text only and cannot 
 
 
 def plain_text(parts: Sequence[ContentPart]) -> str:
-    """The text of content parts in the prompt."""
     return "".join(_text_of(part) for part in parts)
 
 
@@ -388,7 +379,6 @@ def _text_of(part: ContentPart) -> str:
 
 
 def item_type(item: Item) -> str:
-    """The item's `type`."""
     return str(item.fields["type"]) if isinstance(item, OtherItem) else str(item.__struct_config__.tag)
 
 
@@ -416,7 +406,6 @@ def decode_item(payload: str | bytes) -> Item:
 
 
 def images_of(item: Item) -> list[InputImage]:
-    """The item's pictures, in order."""
     return [part for part in _parts(item) if isinstance(part, InputImage)]
 
 

@@ -1,8 +1,4 @@
-"""Stored prompts: instructions and input in which `{{name}}` is replaced by a request's variable. Pure.
-
-Plain substitution in the instructions and in the texts of messages, without conditions or loops. Substituted
-values are not substituted again.
-"""
+"""Stored prompts: in instructions and messages `{{name}}` is replaced once by a request's variable. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +7,7 @@ from typing import Any
 import msgspec
 
 from server.protocol.decode import decode
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, invalid_value
 from server.protocol.responses.input import ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
@@ -32,7 +28,6 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> set[str]:
-        """The names of its variables."""
         return {match[1] for text in self._texts() for match in _VARIABLE.finditer(text)}
 
     def _texts(self) -> Iterator[str]:
@@ -93,10 +88,8 @@ def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
     """Checks the length before substitution: a short template can repeat a long value many times."""
     size = sum(len(text) + sum(len(values[match[1]]) for match in _VARIABLE.finditer(text)) for text in texts)
     if size > MAX_TEXT:
-        raise DecodeFailure(
-            f"With these variables the prompt is longer than {MAX_TEXT} characters.",
-            "prompt.variables",
-            "invalid_value",
+        raise invalid_value(
+            f"With these variables the prompt is longer than {MAX_TEXT} characters.", "prompt.variables"
         )
 
 
@@ -107,10 +100,10 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _filled_item(item: Item, values: Mapping[str, str]) -> Item:
     if not isinstance(item, Message):
         return item
-    return msgspec.structs.replace(item, content=[_filled_part(part, values) for part in item.content])
-
-
-def _filled_part(part: ContentPart, values: Mapping[str, str]) -> ContentPart:
-    if not isinstance(part, InputText | OutputText):
-        return part
-    return msgspec.structs.replace(part, text=_filled(part.text, values))
+    content: list[ContentPart] = [
+        msgspec.structs.replace(part, text=_filled(part.text, values))
+        if isinstance(part, InputText | OutputText)
+        else part
+        for part in item.content
+    ]
+    return msgspec.structs.replace(item, content=content)

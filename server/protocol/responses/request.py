@@ -5,18 +5,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.error_object import DecodeFailure, ErrorDetail, missing_parameter
+from server.protocol.error_object import ErrorDetail, invalid_value, missing_parameter
 from server.protocol.ids import MAX_REQUEST_ID
 
 
 def schema_ref(name: str) -> Meta:
-    """A reference to the component schema `name`."""
     return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
 
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536
-"""Characters of a chat template."""
 
 InputItemParam = Annotated[dict[str, Any], schema_ref("InputItemParam")]
 InputContentParam = Annotated[dict[str, Any], schema_ref("InputContentParam")]
@@ -27,8 +25,7 @@ ToolChoiceParam = Annotated[
 ]
 
 Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=16),
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -48,14 +45,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Summary = Literal["auto", "concise", "detailed"]
 ReasoningContext = Literal["auto", "current_turn", "all_turns"]
 INCLUDABLE = (
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "message.output_text.logprobs", "reasoning.encrypted_content"),
+    *("web_search_call.action.sources", "web_search_call.results"),
 )
 """OpenAI's values of `include`. Not a type, because requests are stored as they were sent."""
 Kind = Literal["response", "chat", "completion"]
@@ -77,10 +69,9 @@ def check_format_name(name: str | None, param: str) -> None:
     if name is None:
         raise missing_parameter(param)
     if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
-        raise DecodeFailure(
+        raise invalid_value(
             f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
             param,
-            "invalid_value",
         )
 
 
@@ -195,10 +186,7 @@ class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
 
 
 class CreateResponse(SharedParameters, frozen=True, kw_only=True):
-    """OpenAI's parameters, then vLLM's, then the extension `expires_after`.
-
-    Null means the default everywhere.
-    """
+    """OpenAI's parameters, then vLLM's, then the extension `expires_after`. Null means the default."""
 
     model: str
     input: str | Annotated[list[InputItemParam], Meta(max_length=4096)] | None = None

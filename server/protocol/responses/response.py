@@ -23,11 +23,9 @@ from server.protocol.responses.request import PromptReference, schema_ref
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
-
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 CancelReason = Literal["client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator"]
-"""Why a response is cancelled: its client asked for it, or left; it was deleted; its key was revoked or has
-expired; its tenant or user was erased; an operator asked for it."""
+"""Its client asked or left; its key ended; its tenant or user was erased; an operator asked for it."""
 TERMINAL_STATUSES: frozenset[Status] = frozenset(get_args(EndStatus))
 
 
@@ -44,8 +42,8 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
     input_tokens_per_turn: list[int] | UnsetType = UNSET
-    """vLLM's, as the next field: one number for each model turn; hosted tool calls separate turns. Present
-    with `enable_response_messages` only, as clients expect every detail of usage to be a number."""
+    """vLLM's, as the next field: one number a turn, with `enable_response_messages`, as clients expect
+    numbers."""
     cached_tokens_per_turn: list[int] | UnsetType = UNSET
 
 
@@ -80,11 +78,7 @@ def make_usage(
     """Token counts as OpenAI's `usage` object, with vLLM's count of tool outputs."""
     of_tools = sum(turn.tool_output for turn in turns or ())
     return Usage(
-        prompt,
-        InputTokensDetails(cached),
-        output,
-        OutputTokensDetails(reasoning, of_tools),
-        prompt + output,
+        prompt, InputTokensDetails(cached), output, OutputTokensDetails(reasoning, of_tools), prompt + output
     )
 
 
@@ -126,7 +120,6 @@ class Ending:
     prefill_seconds: float | None = None
     """Time from its turns' first steps to their first tokens, likewise."""
     turns: Sequence[TurnUsage] = ()
-    """Token counts of each model turn."""
     error_code: str | None = None
     error_message: str | None = None
     incomplete_reason: str | None = None

@@ -1,7 +1,5 @@
-"""Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response.
-
-Supported are functions, custom tools, namespaces of both, and MCP servers. Tools of other types are ignored,
-which clients handle, unless `tool_choice` names one.
+"""Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response. Supported are functions,
+custom tools, namespaces of both, and MCP servers; others are ignored unless `tool_choice` names one.
 """
 
 import logging
@@ -12,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, missing_parameter
+from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter, unsupported_value
 from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
 
@@ -23,7 +21,6 @@ URLS_KEY = "holdfast/urls"
 MAX_URLS = 50
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
-
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
 """Callers that a tool allows: the model directly, which is the default, or programs that it writes."""
@@ -113,6 +110,13 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
         return self.server_label
 
     @property
+    def secret_field(self) -> str | None:
+        """The field that is never stored: a URL with a query, headers, or a token."""
+        if "?" in (self.server_url or ""):
+            return "server_url"
+        return "headers" if self.headers else "authorization" if self.authorization else None
+
+    @property
     def offered(self) -> list[ListedTool]:
         """The discovered tools that `allowed_tools` permits; none where only programs may call them."""
         if not is_direct(self):
@@ -168,7 +172,6 @@ class _AllowedTools(msgspec.Struct, frozen=True):
 
 
 def log_ignored_tools(elements: Iterable[dict[str, Any]]) -> None:
-    """Logs the types of these tools that are not supported."""
     for kind in (element["type"] for element in elements):
         if kind not in TOOL_TYPES:
             log.info("a tool of type %s is left out", kind[:50])
@@ -189,10 +192,7 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
 
 
 def refuse_deferred(declared: Sequence[Any], path: str = "tools") -> None:
-    """Raises DecodeFailure for a tool that is to be loaded by a tool search.
-
-    Not part of `read_tools`, which also reads the tools of stored requests.
-    """
+    """Raises DecodeFailure for a tool that is to be loaded later; not for those of stored requests."""
     for index, element in enumerate(declared):
         if not isinstance(element, dict) or element.get("type") not in TOOL_TYPES:
             continue
@@ -216,10 +216,7 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
 
 
 def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[str, str | None]:
-    """The path in a request's `tools` of the function or custom tool with this name, and its type.
-
-    `tools` and None for one that is not declared, such as an MCP server's.
-    """
+    """The path and type of the function or custom tool; `tools` and None if it is not declared."""
     for index, element in enumerate(declared or ()):
         kind = element.get("type")
         if kind == "namespace":
@@ -266,10 +263,8 @@ def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolC
         case {"type": str()}:
             named: _NamedTool = convert(choice, _NamedTool, "tool_choice")
             return _required_choice(_chosen_names(named, tools, "tool_choice"), tools)
-    raise DecodeFailure(
-        "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
-        "tool_choice",
-        "invalid_value",
+    raise invalid_value(
+        "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.", "tool_choice"
     )
 
 
@@ -288,10 +283,9 @@ def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str,
     if named.type in ("function", "custom") and named.name is None:
         raise missing_parameter(f"{path}.name")
     if named.type not in ("function", "custom") or named.name is None:
-        raise DecodeFailure(
+        raise unsupported_value(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
             "tool_choice",
-            "unsupported_value",
         )
     return (named.name,)
 
@@ -300,10 +294,8 @@ def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolCh
     known = callable_names(tools)
     missing = [name for name in names or () if name not in known]
     if missing:
-        raise DecodeFailure(
-            f"tool_choice names '{missing[0][:100]}', which is not among the tools.",
-            "tool_choice",
-            "invalid_value",
+        raise invalid_value(
+            f"tool_choice names '{missing[0][:100]}', which is not among the tools.", "tool_choice"
         )
     if not known:
         raise DecodeFailure("There are no tools to choose from.", "tool_choice", "invalid_value")
@@ -324,7 +316,10 @@ def echo(tool: Tool) -> dict[str, Any]:
         )
         fields = msgspec.to_builtins(public).items()
         return {
-            name: value for name, value in fields if name not in INTERNAL_FIELDS and _is_echoed(name, value)
+            name: value
+            for name, value in fields
+            if name not in INTERNAL_FIELDS
+            and (value is not None or name in ("allowed_tools", "headers", "require_approval"))
         }
     echoed: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
@@ -336,12 +331,7 @@ def echo(tool: Tool) -> dict[str, Any]:
     return echoed
 
 
-def _is_echoed(name: str, value: object) -> bool:
-    return value is not None or name in ("allowed_tools", "headers", "require_approval")
-
-
 def declaration(tool: Tool) -> dict[str, Any]:
-    """The tool as declared in a request."""
     if not isinstance(tool, McpTool):
         return echo(tool)
     return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL_FIELDS}

@@ -26,7 +26,7 @@ from server.model_formats.model_format import (
 )
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.events import is_terminal, render
+from server.protocol.responses.events import render
 from server.recovery.claimer import Claimer
 from server.store import log_append
 from tests.integration.recording.recorded import Bench, recording
@@ -40,6 +40,7 @@ from tests.support.builders import (
     prompted,
     register,
 )
+from tests.support.event_order import is_terminal
 
 DEMO = demo_model_folder()
 STOP, OPEN, CLOSE = 1273, 1274, 1275

@@ -9,13 +9,14 @@ from engine.request import Failed, FinishReason, TokenUsage
 from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
-from server.protocol.responses.events import event_type, is_terminal
+from server.protocol.responses.events import event_type
 from server.recording import inbox
 from server.recording.inbox_messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
+from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
 
 

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from server.generation.run import Run
-from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import RunRegistry
 from server.store import commit_probe, log_append
 from server.store.administration import ledger
@@ -19,6 +18,7 @@ from server.store.database import Connection, Database
 from server.store.timeout_connection import TimeoutConnection
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think
+from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
 
 Fault = Callable[[], None]

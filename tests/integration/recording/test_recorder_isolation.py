@@ -11,7 +11,7 @@ import pytest
 
 from server.delivery.hub import Abandonment
 from server.generation.run import Run
-from server.protocol.responses.events import Event, Kind, is_terminal
+from server.protocol.responses.events import Event, Kind
 from server.recording import committer, persist
 from server.recording.inbox_messages import ReleaseRuns
 from server.recovery.heartbeat import Heartbeat
@@ -24,6 +24,7 @@ from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
+from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
 
 SURROGATE = (0xD800,)

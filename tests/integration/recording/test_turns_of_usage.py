@@ -7,6 +7,7 @@ from server.delivery.stored_responses import find_response, list_responses
 from server.generation.offered_tools import HostedTools, ToolResult
 from server.generation.run import Run
 from server.model_formats.model_format import TextDelta
+from server.protocol.list_pages import PageRequest
 from server.recording.inbox_messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
@@ -34,7 +35,7 @@ def called_and_answered(bench: Bench) -> Run:
 
 
 def listed(bench: Bench) -> list[bytes]:
-    page = list_responses(bench.database, TENANT, Filters(), None, 10, newest_first=True)
+    page = list_responses(bench.database, TENANT, Filters(), PageRequest(None, 10, newest_first=True))
     return [bytes(one) for one in page.data]
 
 

@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from server.generation.event_emitter import EventEmitter
 from server.generation.run_facts import first_events
 from server.model_formats.model_format import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import Event, event_type, is_terminal, render
+from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import Message, Reasoning
 from server.protocol.responses.response import Ending, EndStatus
 from tests.support.builders import (
@@ -25,7 +25,7 @@ from tests.support.builders import (
     make_facts,
     rendered,
 )
-from tests.support.event_order import EventOrder, deltas
+from tests.support.event_order import EventOrder, deltas, is_terminal
 
 STATUSES: tuple[EndStatus, ...] = get_args(EndStatus)
 statuses = st.sampled_from(STATUSES)

@@ -21,7 +21,6 @@ from server.protocol.input_files import (
     MAX_PDF,
     ExtractionBusy,
     FileError,
-    PdfError,
     file_content,
     file_text,
     pdf_text,
@@ -86,7 +85,7 @@ def test_pdf_that_cannot_be_read_is_refused_with_the_reason(content: bytes, sent
 
 
 def test_text_of_a_pdf_is_bounded() -> None:
-    with pytest.raises(PdfError, match="larger than 100 bytes"):
+    with pytest.raises(FileError, match="larger than 100 bytes"):
         pdf_text(pdfs.saying("x" * 60, "y" * 60), 100)
 
 
