@@ -37,8 +37,7 @@ class UnsoundImage(NamedTuple):
 
 
 _TENANTS = [
-    text(
-        f"""
+    text(f"""
         with recursive found (tenant) as (
             (select tenant from {table} order by tenant limit 1)
             union all
@@ -46,8 +45,7 @@ _TENANTS = [
             from found f where f.tenant is not null
         )
         select tenant from found where tenant is not null
-        """  # noqa: S608 - names of our own tables
-    )
+    """)
     for table in ("images", "conversations")
 ]
 
@@ -58,24 +56,18 @@ def tenants(connection: Connection) -> list[str]:
         return sorted({tenant for query in _TENANTS for tenant in connection.scalars(query)})
 
 
-_CONVERSATIONS = text(
-    f"""
+_CONVERSATIONS = text(f"""
     select id from conversations where tenant = :tenant and id > :after order by id limit {PAGE}
-    """  # noqa: S608 - a number of our own
-)
-_CONVERSATION_ITEMS = text(
-    f"""
+""")
+_CONVERSATION_ITEMS = text(f"""
     select conversation_id, id, payload::text as payload from conversation_items
     where tenant = :tenant and conversation_id = any(:ids)
       and payload::text like '%"content":"{CONTENT_PREFIX}%'
-    """  # noqa: S608 - a constant of ours
-)
-_USES = text(
-    """
+""")
+_USES = text("""
     select owner, item_id, digest from item_images
     where tenant = :tenant and owner = any(:ids) and removed_at is null
-    """
-)
+""")
 
 
 def conversations(connection: Connection, tenant: str) -> Iterator[ConversationImages]:
@@ -98,23 +90,19 @@ def conversations(connection: Connection, tenant: str) -> Iterator[ConversationI
             )
 
 
-_IMAGES = text(
-    f"""
+_IMAGES = text(f"""
     select i.digest, i.size, exists (
         select from item_images u where u.tenant = i.tenant and u.digest = i.digest) as used
     from images i
     where i.tenant = :tenant and i.digest > :after
       and (cast(:since as timestamptz) is null or i.created_at >= :since)
     order by i.digest limit {_PAGE_IMAGES}
-    """  # noqa: S608 - a number of our own
-)
-_DAMAGED = text(
-    """
+""")
+_DAMAGED = text("""
     select digest from images
     where tenant = :tenant and digest = any(cast(:digests as bytea[]))
       and (sha256(data) <> digest or octet_length(data) <> size)
-    """
-)
+""")
 
 
 def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterator[UnsoundImage]:
@@ -149,15 +137,13 @@ def _batches(page: Sequence[Row[Any]]) -> Iterator[list[bytes]]:
     yield batch
 
 
-_ORPHANS = text(
-    f"""
+_ORPHANS = text(f"""
     select u.tenant, u.owner, count(*) from item_images u
     where u.tenant = :tenant and u.removed_at is null and u.owner >= :from_id
       and not exists (select from responses r where r.tenant = u.tenant and r.id = u.owner)
       and not exists (select from conversations c where c.tenant = u.tenant and c.id = u.owner)
     group by 1, 2 limit {MAX_ORPHANS}
-    """  # noqa: S608 - a number of our own
-)
+""")
 
 
 def orphans(connection: Connection, tenant: str) -> list[Orphan]:

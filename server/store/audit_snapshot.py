@@ -149,8 +149,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
 
 
 _LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in AuditedLedgerEntry.__dataclass_fields__)
-_PAGE = text(
-    f"""
+_PAGE = text(f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
            r.deleted_at as x_deleted_at, r.expires_at as x_expires_at, r.queued_at as x_queued_at,
            r.started_at as x_started_at, r.first_token_at as x_first_token_at, r.key_id as x_key_id,
@@ -167,39 +166,30 @@ _PAGE = text(
     where r.tenant = :tenant and r.id <= :highest and r.id >= :lowest
       and (cast(:since as timestamptz) is null or r.created_at >= :since)
     order by r.id desc limit :page
-    """  # noqa: S608 - names of our own columns
-)
+""")
 _ITEMS = text(
     "select response_id, side, idx, id, type, role, status, payload::text as payload from items"
     " where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx"
 )
-_HOT = text(
-    """
+_HOT = text("""
     select response_id, first_seq, n, kind, output_index, content_index, at, body, attempt
     from response_events_hot
     where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
-    """
-)
-_COMPACTED = text(
-    f"""
+""")
+_COMPACTED = text(f"""
     select s.response_id, s.last_seq, s.codec, {STREAM_BODY} as body from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = any(:ids) order by s.response_id desc
-    """  # noqa: S608 - a constant of ours
-)
-_IMAGE_USES = text(
-    """
+""")
+_IMAGE_USES = text("""
     select owner as response_id, item_id, digest from item_images
     where tenant = :tenant and owner = any(:ids) and removed_at is null order by owner desc
-    """
-)
+""")
 _OF_RESPONSES = (_ITEMS, _HOT, _COMPACTED, _IMAGE_USES)
-_PAGE_TIME = text(
-    """
+_PAGE_TIME = text("""
     select clock_timestamp(), min(started_at) from replicas
     where state = 'alive' and heartbeat_at >= clock_timestamp() - make_interval(secs => :grace)
-    """
-)
+""")
 
 
 def responses(
@@ -327,14 +317,12 @@ class KeyViolation:
 _ORPHANS = [
     (
         table,
-        text(
-            f"""
+        text(f"""
             select t.tenant, t.response_id, count(*) from {table} t
             where (cast(:tenant as text) is null or t.tenant = :tenant)
               and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
             group by 1, 2 limit {MAX_ORPHANS}
-            """  # noqa: S608 - names of our own tables
-        ),
+        """),
     )
     for table in ("items", "response_events_hot", "response_streams")
 ]
@@ -350,15 +338,12 @@ def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
         ]
 
 
-_SHARED_KEYS = text(
-    f"""
+_SHARED_KEYS = text(f"""
     select tenant, response_id, count(*) from idempotency_keys
     where cast(:tenant as text) is null or tenant = :tenant
     group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
-    """  # noqa: S608 - a number of our own
-)
-_LOST_KEYS = text(
-    f"""
+""")
+_LOST_KEYS = text(f"""
     select k.tenant, k.response_id, 1 from idempotency_keys k
     where (cast(:tenant as text) is null or k.tenant = :tenant)
       and k.created_at < clock_timestamp() - make_interval(secs => :age)
@@ -369,8 +354,7 @@ _LOST_KEYS = text(
           where p.state = 'dead'
             and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
     limit {MAX_ORPHANS}
-    """  # noqa: S608 - a number of our own
-)
+""")
 
 
 def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:

@@ -50,7 +50,7 @@ def fence_query(replica: UUID, probe: Probe | None) -> str:
     """
     match = "true" if probe is None else f"exists ({_select(probe)})"
     return (
-        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {match}"  # noqa: S608
+        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {match}"
         f" from replicas where id = '{replica}' and state = 'alive' for key share"
     )
 
@@ -87,8 +87,7 @@ _COLUMNS = {
     "is_over": "boolean",
     "stored": "boolean",
 }
-_LOST = text(
-    f"""
+_LOST = text(f"""
     select a.response_id from {arrays.unnest("a", _COLUMNS)}
     left join responses r on r.tenant = a.tenant and r.id = a.response_id
     where case
@@ -100,8 +99,7 @@ _LOST = text(
                 select max(first_seq + n) from response_events_hot h
                 where h.tenant = a.tenant and h.response_id = a.response_id), 0)
         end
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def lost(connection: Connection, replica: UUID, acknowledged: Sequence[Acknowledged]) -> list[UUID]:

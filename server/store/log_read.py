@@ -38,37 +38,29 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
     ]
 
 
-_HOT = text(
-    """
+_HOT = text("""
     select first_seq, kind, output_index, content_index, attempt, body from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
-    """
-)
-_HOT_AS_STREAM = text(
-    """
+""")
+_HOT_AS_STREAM = text("""
     select '[' || string_agg(
         '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt) || ']',
         ',' order by first_seq) || ']'
     from response_events_hot where tenant = :tenant and response_id = :id
-    """
-)
+""")
 NO_ROWS: Final = "[]"
 """A stream without events."""
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
 """SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
-_STREAM = text(
-    f"""
+_STREAM = text(f"""
     select {STREAM_BODY} from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = :id
-    """  # noqa: S608 - a constant of ours
-)
-_TOKENS = text(
-    """
+""")
+_TOKENS = text("""
     select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
     where tenant = :tenant and response_id = :id order by first_seq
-    """
-)
+""")
 
 
 def read(
@@ -217,8 +209,7 @@ class SubscriptionUpdate:
     none if there are none from `next_seq` on or that is not known."""
 
 
-_READ_UPDATES = text(
-    """
+_READ_UPDATES = text("""
     select w.place, r.status,
            case when w.next_seq is null then (
                select first_seq + n from response_events_hot e
@@ -240,8 +231,7 @@ _READ_UPDATES = text(
     where h.first_seq is not null or w.next_seq is null or r.status is null
        or r.status not in ('queued', 'in_progress')
     order by w.place, h.first_seq
-    """
-).bindparams(
+""").bindparams(
     bindparam("tenants", type_=ARRAY(Text)),
     bindparam("ids", type_=ARRAY(Uuid)),
     bindparam("next_seqs", type_=ARRAY(Integer)),

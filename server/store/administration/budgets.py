@@ -91,8 +91,7 @@ _WITH_RESPONSE = """
 """
 _TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
 _OWNER_TYPES = {"tenant": "text", "key_id": "text", "period": "text"}
-_STANDINGS = text(
-    f"""
+_STANDINGS = text(f"""
     select coalesce(s.tokens, 0)::bigint, coalesce(s.cost, 0), coalesce(h.tokens, 0)::bigint,
         coalesce(h.cost, 0), {_TODAY}
     from (select o.*, row_number() over () as place from {arrays.unnest("o", _OWNER_TYPES)}) b
@@ -112,53 +111,40 @@ _STANDINGS = text(
         select sum(r.tokens) as tokens, sum(r.cost) as cost from budget_reservations r {_WITH_RESPONSE}
         where r.tenant = b.tenant and (b.key_id is null or r.key_id = b.key_id) and {_COUNTS}) h
     order by b.place
-    """  # noqa: S608 - constants of ours
-)
-_LOCK_TENANT = text(
-    """
+""")
+_LOCK_TENANT = text("""
     select set_config('synchronous_commit', 'off', true),
         (select tenant from tenants where tenant = :tenant for no key update)
-    """
-)
-_LOCK_KEY = text(
-    """
+""")
+_LOCK_KEY = text("""
     select set_config('synchronous_commit', 'off', true),
         (select id from api_keys where tenant = :tenant and id = :key_id for no key update)
-    """
-)
+""")
 """The transaction's commit does not wait for the disk: that of the response follows it in the log."""
-_PRICE = text(
-    """
+_PRICE = text("""
     select greatest(input, cached_input), output from prices
     where model = :model and valid_from <= clock_timestamp() order by valid_from desc limit 1
-    """
-)
+""")
 _NEW_TYPES = {"response_id": "uuid", "stored": "boolean", "tokens": "bigint", "cost": "numeric"}
-_INSERT = text(
-    f"""
+_INSERT = text(f"""
     insert into budget_reservations (tenant, key_id, replica_id, response_id, stored, tokens, cost)
     select :tenant, :key_id, :replica_id, response_id, stored, tokens, cost
     from {arrays.unnest("n", _NEW_TYPES)}
     on conflict (tenant, response_id) do update
         set tokens = budget_reservations.tokens + excluded.tokens,
             cost = budget_reservations.cost + excluded.cost
-    """  # noqa: S608 - constants of ours
-)
-_RELEASE = text(
-    """
+""")
+_RELEASE = text("""
     delete from budget_reservations r where tenant = :tenant and response_id = any(:responses)
         and not exists (select from responses p where p.tenant = r.tenant and p.id = r.response_id)
-    """
-).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
+""").bindparams(bindparam("responses", type_=ARRAY(Uuid)))
 _EXISTS = text("select from budget_reservations where tenant = :tenant and response_id = :response_id")
 _BATCH = 1000
-_DELETE_OVER = text(
-    f"""
+_DELETE_OVER = text(f"""
     delete from budget_reservations where (tenant, response_id) in (
         select r.tenant, r.response_id from budget_reservations r {_WITH_RESPONSE}
         where not ({_COUNTS}) limit {_BATCH})
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Standing]:

@@ -18,8 +18,7 @@ class RefusedRequest(NamedTuple):
     """The API key by which the tenant is known; empty if it is known otherwise."""
 
 
-_ADD = text(
-    """
+_ADD = text("""
     with present as materialized (
         select id from api_keys where id = any(cast(:key_ids as text[])) order by id for key share
     ), refused as materialized (
@@ -40,8 +39,7 @@ _ADD = text(
     group by 1, 2, 3, 4, 5 order by 2, 3, 4, 5
     on conflict (tenant, hour, route, status, error_code)
     do update set requests = refused_requests.requests + excluded.requests
-    """
-)
+""")
 """Nothing of a tenant whose keys an erasure has removed: it waits for their locks, and looks once more."""
 _FORGET = """
     delete from {table} where hour < least(

@@ -40,7 +40,7 @@ ADD: Final = f"""
         sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
     from metered group by 1, 2, 3, 4, 5, 6, 7, 8
-"""  # noqa: S608 - constants of ours
+"""
 """SQL that adds the ledger's rows in the CTE `metered`."""
 
 
@@ -50,11 +50,10 @@ def _add_to(table: str, groups: str, condition: str) -> str:
         insert into {table} ({groups}, {_COLUMNS})
         select {groups}, {_TOTALS} from gone where {condition} group by {groups} order by {groups}
         on conflict ({groups}) do update set {sums}
-    """  # noqa: S608 - constants of ours
+    """
 
 
-_FOLD = text(
-    f"""
+_FOLD = text(f"""
     with gone as (
         delete from usage_changes where ctid = any (array(
             select ctid from usage_changes limit :limit for update skip locked))
@@ -62,20 +61,15 @@ _FOLD = text(
     ), by_day as ({_add_to("usage_days", _GROUPS, "true")}),
     by_user as ({_add_to("user_days", "tenant, end_user, day", "end_user <> ''")})
     select count(*) from gone
-    """  # noqa: S608 - constants of ours
-)
-_MAY_FOLD = text(
-    """
+""")
+_MAY_FOLD = text("""
     select count(*) >= :rows and pg_try_advisory_xact_lock(:lock)
     from (select from usage_changes limit :rows) as unfolded
-    """
-)
-_FORGET_USERS = text(
-    """
+""")
+_FORGET_USERS = text("""
     delete from user_days
     where day < (select cast(min(finished_at) at time zone 'utc' as date) from usage_ledger)
-    """
-)
+""")
 
 
 def fold(connection: Connection) -> bool:

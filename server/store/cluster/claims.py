@@ -27,20 +27,17 @@ _SET_OWNER = """
     from chosen c where r.tenant = c.tenant and r.id = c.id
     returning r.tenant, r.id
 """
-_CLAIM_TO_END = text(
-    f"""
+_CLAIM_TO_END = text(f"""
     with chosen as materialized (
         select tenant, id from responses
         where {_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)
         order by priority, queued_at limit :limit for update skip locked)
     {_SET_OWNER}
-    """  # noqa: S608 - constants of ours
-)
+""")
 _WAITING_FOR_MODEL = f"""
     {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
 """
-_CLAIM_WAITING = text(
-    f"""
+_CLAIM_WAITING = text(f"""
     with recursive waiting (tenant) as (
         (select tenant from responses where {_UNOWNED} order by tenant limit 1)
         union all
@@ -64,8 +61,7 @@ _CLAIM_WAITING = text(
         where {_WAITING_FOR_MODEL}
         order by c.turn, c.priority, c.queued_at limit :limit for update of r skip locked)
     {_SET_OWNER}
-    """  # noqa: S608 - constants of ours
-)
+""")
 _CANDIDATES_PER_CLAIM = 4
 """Candidates of each tenant for one claimed response, because other replicas may have locked the first."""
 
@@ -108,7 +104,7 @@ _RELEASE = f"""
         for update {{skip_locked}})
     update responses r set replica_id = null, deaths = deaths + :deaths * {leases.COUNTED_DEATH}
     from chosen c where r.tenant = c.tenant and r.id = c.id
-"""  # noqa: S608 - a constant of ours
+"""
 _RELEASE_ALL = text(_RELEASE.format(skip_locked=""))
 _RELEASE_UNLOCKED = text(_RELEASE.format(skip_locked="skip locked"))
 
@@ -134,14 +130,12 @@ def release(
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
-_CLAIM_AGAIN = text(
-    """
+_CLAIM_AGAIN = text("""
     update responses set status = 'in_progress', replica_id = :me, attempt = :attempt,
         started_at = coalesce(started_at, clock_timestamp())
     where tenant = :tenant and id = :id and replica_id is null and attempt = :attempt - 1
       and status in ('queued', 'in_progress')
-    """
-)
+""")
 
 
 def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int) -> bool:
@@ -153,7 +147,7 @@ def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int
     return connection.execute(_CLAIM_AGAIN, parameters).rowcount == 1
 
 
-_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
+_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(
     "select id, cancel_reason from responses"
@@ -195,8 +189,7 @@ def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> i
     return count
 
 
-_UNSERVED = text(
-    f"""
+_UNSERVED = text(f"""
     select model, count(*) from (
         select model from responses r
         where {_UNOWNED} and background and cancel_requested_at is null and not exists (
@@ -204,8 +197,7 @@ _UNSERVED = text(
             where p.state = 'alive' and p.role <> 'api' and r.model = any(p.models))
         limit :most) as unserved
     group by model order by 2 desc, 1
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def count_unserved(connection: Connection, most: int) -> list[tuple[str, int]]:

@@ -115,28 +115,23 @@ _SILENT = """
         select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as text[])) as seen (id, heartbeat)
         where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as text))
 """
-_EXPIRE = text(
-    f"""
+_EXPIRE = text(f"""
     update replicas set state = 'dead' where id in (
         select r.id from replicas r where {_SILENT} for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
-_TERMINATE_STUCK_SESSIONS = text(
-    f"""
+""")
+_TERMINATE_STUCK_SESSIONS = text(f"""
     select pg_terminate_backend(a.pid)
     from replicas r join pg_stat_activity a
         on a.application_name = 'holdfast recorder ' || replace(r.id::text, '-', '')
     where {_SILENT}
       and a.xact_start < clock_timestamp() - make_interval(secs => :ttl)
       and a.datname = current_database() and a.usename = current_user
-    """  # noqa: S608 - a constant of ours
-)
+""")
 _MARK_STOPPED = text(
     "update replicas set state = 'stopped' where id in ("
     "select id from replicas where id = :id and state = 'alive' for update)"
 )
-_DEAD_OWNERS = text(
-    """
+_DEAD_OWNERS = text("""
     with recursive owners (id) as (
         (select replica_id from responses where status = 'in_progress' and replica_id is not null
          order by replica_id limit 1)
@@ -147,8 +142,7 @@ _DEAD_OWNERS = text(
     select o.id from owners o
     where o.id is not null and not exists (
         select 1 from replicas p where p.id = o.id and p.state = 'alive')
-    """
-)
+""")
 """A loose index scan: it steps from one owner to the next, so its cost grows with owners, not responses."""
 COUNTED_DEATH = """
     case when (case when r.attempt > 1
@@ -162,8 +156,7 @@ COUNTED_DEATH = """
 """
 """1 for a response `r` whose attempt dies without progress, else 0. An attempt that stored tokens, or as a
 further one anything, did not die of this response at once; the next one goes on from there."""
-_RELEASE_ORPHANS = text(
-    f"""
+_RELEASE_ORPHANS = text(f"""
     with left_over as materialized (
         select tenant, id, replica_id from responses
         where status = 'in_progress' and replica_id = any(:owners)
@@ -172,8 +165,7 @@ _RELEASE_ORPHANS = text(
     from left_over l
     where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
     returning l.replica_id
-    """  # noqa: S608 - a constant of ours
-).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
+""").bindparams(bindparam("owners", type_=ARRAY(Uuid)))
 """The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
 claimed row against them again, so a living replica's claim is kept."""
 

@@ -34,22 +34,18 @@ _EXPIRED = f"""
     and not exists (select from responses r
         where r.tenant = c.tenant and r.conversation_id = c.id and r.status in ('queued', 'in_progress'))
 """
-_PAGE = text(
-    f"""
+_PAGE = text(f"""
     select c.tenant, c.id, {_EXPIRED} as expired
     from (select tenant, id, touched_at from conversations
           where (tenant, id) > (:tenant, cast(:id as uuid)) order by tenant, id limit {PAGE_ROWS}) as c
     left join tenants t on t.tenant = c.tenant
     order by c.tenant, c.id
-    """  # noqa: S608 - constants of ours
-)
-_LOCK_EXPIRED = text(
-    f"""
+""")
+_LOCK_EXPIRED = text(f"""
     select 1 from conversations c left join tenants t on t.tenant = c.tenant
     where c.tenant = :tenant and c.id = :id and {_EXPIRED}
     for update of c skip locked
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 class ExpiredPage(NamedTuple):

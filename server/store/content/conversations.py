@@ -30,20 +30,16 @@ class ConversationRow:
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
 _CREATE = text(
-    count_added(
-        f"""
+    count_added(f"""
         insert into conversations (tenant, id, metadata, size)
         select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
         from (select cast(:metadata as jsonb) as value) as new
         on conflict do nothing
         returning tenant, size as bytes
-        """  # noqa: S608 - a constant of ours
-    )
+    """)
 )
-_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")  # noqa: S608
-_LOCK = text(
-    f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update"  # noqa: S608
-)
+_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")
+_LOCK = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update")
 _UPDATE = text(
     count_added(
         f"""
@@ -54,28 +50,23 @@ _UPDATE = text(
             from (select cast(:metadata as jsonb) as value) as sent) as new
         where c.tenant = :tenant and c.id = :id
         returning c.*, {ROW_BYTES} + new.length - old.size as bytes
-        """,  # noqa: S608 - a constant of ours
+        """,
         before="""
         old as (select size from conversations where tenant = :tenant and id = :id for update)
         """,
         gives=_COLUMNS,
     )
 )
-_UNFINISHED = text(
-    """
+_UNFINISHED = text("""
     select 1 from responses
     where tenant = :tenant and conversation_id = :id and status in ('queued', 'in_progress')
-    """
-)
-_ADVANCE_POSITION = text(
-    """
+""")
+_ADVANCE_POSITION = text("""
     update conversations set next_position = next_position + :count, touched_at = clock_timestamp()
     where tenant = :tenant and id = :id
-    """
-)
+""")
 _APPEND = text(
-    count_added(
-        f"""
+    count_added(f"""
         insert into conversation_items
             (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
             for_model)
@@ -83,8 +74,7 @@ _APPEND = text(
             octet_length(payload), for_model
         from {NEW_ITEMS}
         returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
+    """)
 )
 _APPEND_RESPONSE = text(
     count_added(
@@ -98,7 +88,7 @@ _APPEND_RESPONSE = text(
             i.response_id
         from place p, items i where i.tenant = :tenant and i.response_id = :response
         returning tenant, {ITEM_BYTES} as bytes
-        """,  # noqa: S608 - a constant of ours
+        """,
         before="""
         place as (
             update conversations set next_position = next_position + (
@@ -128,7 +118,7 @@ _PAGE = f"""
         where i.tenant = c.tenant and i.conversation_id = c.id) as items
     from conversations c where tenant = :tenant and id {{beyond}} cast(:after as uuid)
     order by id {{order}} limit :limit
-"""  # noqa: S608 - a constant of ours
+"""
 _OLDEST_FIRST = text(_PAGE.format(beyond=">", order="asc"))
 _NEWEST_FIRST = text(_PAGE.format(beyond="<", order="desc"))
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
@@ -231,12 +221,10 @@ def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id
     return is_deleted
 
 
-_ITEM = text(
-    """
+_ITEM = text("""
     select payload::text from conversation_items
     where tenant = :tenant and conversation_id = :id and id = :item
-    """
-)
+""")
 _ANY_ITEM = text("select payload::text from conversation_items where tenant = :tenant and id = :item")
 
 

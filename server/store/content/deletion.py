@@ -20,8 +20,7 @@ from server.store.content.image_removal import MARK_USES
 from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
-_MARK_DELETED = text(
-    """
+_MARK_DELETED = text("""
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
         when status in ('queued', 'in_progress') then coalesce(cancel_requested_at, clock_timestamp())
         else cancel_requested_at end,
@@ -30,21 +29,16 @@ _MARK_DELETED = text(
             else cancel_reason end
     where tenant = :tenant and id = :id and deleted_at is null
     returning status
-    """
-)
-_FORGET_TAGS = text(
-    """
+""")
+_FORGET_TAGS = text("""
     update usage_ledger set metadata = null
     where tenant = :tenant and response_id = :id and metadata is not null
-    """
-)
+""")
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
-_REMOVABLE = text(
-    """
+_REMOVABLE = text("""
     select deleted_at is not null and status not in ('queued', 'in_progress') from responses
     where tenant = :tenant and id = :id for update
-    """
-)
+""")
 """Locks the row, even a live one: of concurrent transactions that delete it or its last successors, the last
 one sees that no successor is left."""
 _STREAMS = (
@@ -54,8 +48,7 @@ _STREAMS = (
     "delete from response_events_hot where (tenant, response_id) in THESE",
 )
 _ITEMS = count_removed(
-    f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
-    f" returning tenant, {ITEM_BYTES} as bytes",
+    f"delete from items where (tenant, response_id) in THESE returning tenant, {ITEM_BYTES} as bytes",
     before=f"unused as ({MARK_USES} (tenant, owner) in THESE)",
 )
 """Deletions of what belongs to responses, for `_for_key` and `_for_keys`."""
@@ -188,23 +181,19 @@ _DUE = f"""
     where EXPIRED and r.status not in ('queued', 'in_progress') and r.{_QUIET}
     order by r.expires_at desc, r.id desc limit :limit
     for update of r skip locked
-"""  # noqa: S608 - a constant of ours
+"""
 """Latest expiry first, so that a chain is usually removed from its end."""
 
 
-_LOCK = _for_keys(
-    """
+_LOCK = _for_keys("""
     select tenant, id, deleted_at is not null from responses where (tenant, id) in THESE
     for update skip locked
-    """
-)
+""")
 _EXISTING = _for_keys("select tenant, id from responses where (tenant, id) in THESE")
-_HAVE_SUCCESSOR = _for_keys(
-    """
+_HAVE_SUCCESSOR = _for_keys("""
     select distinct tenant, previous_id from responses
     where previous_id is not null and (tenant, previous_id) in THESE
-    """
-)
+""")
 _REMOVE = [
     _for_keys(_ITEMS),
     _for_keys(
@@ -212,23 +201,17 @@ _REMOVE = [
     ),
 ]
 _REMOVE_STREAMS = [_for_keys(statement) for statement in _STREAMS]
-_MARK_ALL_DELETED = _for_keys(
-    """
+_MARK_ALL_DELETED = _for_keys("""
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()) where (tenant, id) in THESE
-    """
-)
-_MARK_TOMBSTONE = _for_keys(
-    """
+""")
+_MARK_TOMBSTONE = _for_keys("""
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = null
     where (tenant, id) in THESE
-    """
-)
-_EXPIRE_NOW = _for_keys(
-    """
+""")
+_EXPIRE_NOW = _for_keys("""
     update responses set expires_at = statement_timestamp()
     where (tenant, id) in THESE and (expires_at is null or expires_at > statement_timestamp())
-    """
-)
+""")
 
 
 def purge_batch(
@@ -345,18 +328,15 @@ def _key_arrays(keys: Collection[ResponseKey]) -> dict[str, list[Any]]:
     return {"tenants": [key.tenant for key in keys], "ids": [key.id for key in keys]}
 
 
-_EXPIRE_OLDER = text(
-    f"""
+_EXPIRE_OLDER = text(f"""
     update responses set expires_at = statement_timestamp() where (tenant, id) in (
         select tenant, id from responses where {_OLDER}
         order by created_at limit :limit for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
+""")
 _COUNT_DUE = text(
-    "select count(*) from responses"  # noqa: S608 - constants of ours
-    f" where expires_at <= statement_timestamp() and {_ENDED} and {_QUIET}"
+    f"select count(*) from responses where expires_at <= statement_timestamp() and {_ENDED} and {_QUIET}"
 )
-_COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}")  # noqa: S608
+_COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}")
 
 
 def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:

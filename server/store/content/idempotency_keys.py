@@ -30,14 +30,11 @@ class KeyUse:
     response_id: UUID
 
 
-_FIND = text(
-    """
+_FIND = text("""
     select digest, response_id from idempotency_keys
     where tenant = :tenant and key = :key and created_at > clock_timestamp() - cast(:lifetime as interval)
-    """
-)
-_CLAIM = text(
-    """
+""")
+_CLAIM = text("""
     insert into idempotency_keys as k (tenant, key, digest, response_id, replica_id)
     values (:tenant, :key, :digest, :response, :replica)
     on conflict (tenant, key) do update
@@ -46,12 +43,10 @@ _CLAIM = text(
         where k.created_at <= clock_timestamp() - cast(:lifetime as interval)
             or k.response_id = excluded.response_id
     returning response_id
-    """
-)
+""")
 
 
-_RELEASE_LOST = text(
-    """
+_RELEASE_LOST = text("""
     delete from idempotency_keys k
     where k.tenant = :tenant and k.key = :key and k.response_id = :response
       and not exists (select 1 from responses r where r.tenant = k.tenant and r.id = k.response_id)
@@ -60,8 +55,7 @@ _RELEASE_LOST = text(
       and not exists (
         select 1 from replicas p
         where p.state = 'alive' and coalesce(p.id = k.replica_id, p.started_at <= k.created_at))
-    """
-)
+""")
 
 
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
@@ -74,13 +68,11 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
 
 
-_FREE = text(
-    """
+_FREE = text("""
     delete from idempotency_keys where (tenant, key, response_id) in (
         select * from unnest(cast(:tenants as text[]), cast(:keys as text[]), cast(:responses as uuid[])))
     returning response_id
-    """
-)
+""")
 
 
 def free(connection: Connection, uses: Sequence[KeyUse]) -> set[UUID]:
@@ -120,14 +112,12 @@ def claim(
 
 
 _OLD = "created_at < statement_timestamp() - cast(:lifetime as interval)"
-_COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")  # noqa: S608 - a constant of ours
-_DELETE_OLD = text(
-    f"""
+_COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")
+_DELETE_OLD = text(f"""
     delete from idempotency_keys where (tenant, key) in (
         select tenant, key from idempotency_keys where {_OLD}
         order by created_at limit :limit for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
+""")
 
 
 def count_old_keys(connection: Connection) -> int:

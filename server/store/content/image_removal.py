@@ -21,12 +21,10 @@ MAX_BATCH_USES = 1000
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 """Bytes of pictures that a batch deletes, unless one picture has more."""
 
-_CLAIM = text(
-    """
+_CLAIM = text("""
     select tenant, owner, item_id, digest from item_images
     where removed_at is not null limit :limit for update skip locked
-    """
-)
+""")
 _CLAIMED = """
     unnest(cast(:tenants as text[]), cast(:owners as uuid[]), cast(:item_ids as text[]),
         cast(:digests as bytea[])) as c (tenant, owner, item_id, digest)
@@ -36,37 +34,29 @@ _IN_USE = """
         where o.tenant = t.tenant and o.digest = t.digest and o.removed_at is null)
 """
 _IMAGES = "unnest(cast(:tenants as text[]), cast(:digests as bytea[])) as t (tenant, digest)"
-_LOCK = text(
-    f"""
+_LOCK = text(f"""
     select tenant, digest from images
     where (tenant, digest) in (select t.tenant, t.digest from {_IMAGES})
     order by tenant, digest for no key update skip locked
-    """  # noqa: S608 - constants of ours
-)
+""")
 """Keeps other removals away, but not new uses, which lock FOR KEY SHARE."""
-_LOCK_UNUSED = text(
-    f"""
+_LOCK_UNUSED = text(f"""
     select tenant, digest, size from images
     where (tenant, digest) in (select t.tenant, t.digest from {_IMAGES} where not {_IN_USE})
     order by tenant, digest for update skip locked
-    """  # noqa: S608 - constants of ours
-)
-_DELETE_USES = text(
-    f"""
+""")
+_DELETE_USES = text(f"""
     delete from item_images u using {_CLAIMED}
     where (u.tenant, u.owner, u.item_id, u.digest) = (c.tenant, c.owner, c.item_id, c.digest)
-    """  # noqa: S608 - a constant of ours
-)
-_STILL_USED = text(f"select t.tenant, t.digest from {_IMAGES} where {_IN_USE}")  # noqa: S608
+""")
+_STILL_USED = text(f"select t.tenant, t.digest from {_IMAGES} where {_IN_USE}")
 _DELETE_IMAGES = text(
-    count_removed(
-        f"""
+    count_removed(f"""
         delete from images i using {_IMAGES}
         where (i.tenant, i.digest) = (t.tenant, t.digest) and not exists (
             select from item_images u where u.tenant = i.tenant and u.digest = i.digest)
         returning i.tenant, {IMAGE_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
+    """)
 )
 
 

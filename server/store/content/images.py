@@ -49,15 +49,12 @@ class ImageRemoved(Exception):
     """The picture of an item that was read from the store has been removed since."""
 
 
-_LOCK = text(
-    """
+_LOCK = text("""
     select digest from images where tenant = :tenant and digest = any(cast(:digests as bytea[]))
     order by digest for key share
-    """
-)
+""")
 _INSERT = text(
-    count_added(
-        f"""
+    count_added(f"""
         insert into images (tenant, digest, media_type, size, data)
         select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
         from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
@@ -65,18 +62,15 @@ _INSERT = text(
         order by digest
         on conflict (tenant, digest) do update set size = excluded.size where false
         returning tenant, {IMAGE_BYTES} as bytes
-        """  # noqa: S608 - a constant of ours
-    )
+    """)
 )
 """A picture that another transaction has inserted since is not changed, but its row is locked as by an
 UPDATE, so that it is not removed before this one ends."""
-_INSERT_USES = text(
-    """
+_INSERT_USES = text("""
     insert into item_images (tenant, owner, item_id, digest)
     select :tenant, * from unnest(
         cast(:owners as uuid[]), cast(:item_ids as text[]), cast(:digests as bytea[]))
-    """
-)
+""")
 
 
 def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tuple[str, NewImage]]) -> None:
@@ -147,12 +141,10 @@ _LOAD = (
     "select digest, media_type, data from images"
     " where tenant = %(tenant)s and digest = any(%(digests)s::bytea[])"
 )
-_SIZES = text(
-    """
+_SIZES = text("""
     select digest, size from images
     where tenant = :tenant and digest = any(cast(:digests as bytea[]))
-    """
-)
+""")
 
 
 def load(connection: Connection, tenant: str, digests: Collection[bytes]) -> dict[bytes, StoredImage]:

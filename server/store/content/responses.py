@@ -142,7 +142,7 @@ _FINISH = text(
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
-    """  # noqa: S608 - constants of ours
+    """
 )
 """`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
 it, so it is read without a lock."""
@@ -204,12 +204,10 @@ def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner |
     return None if row is None else Owner(row.replica_id, row.attempt, row.status in TERMINAL_STATUSES)
 
 
-_SET_WEIGHTS = text(
-    """
+_SET_WEIGHTS = text("""
     update responses set weights = :weights
     where tenant = :tenant and id = :id and replica_id = :replica and attempt = :attempt
-    """
-)
+""")
 
 
 def set_weights(connection: Connection, claimed: StoredResponse, weights: str | None) -> None:
@@ -225,14 +223,12 @@ def set_weights(connection: Connection, claimed: StoredResponse, weights: str | 
 
 
 _UPDATE_METADATA = text(
-    count_added(
-        """
+    count_added("""
         update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
             size = size + cast(:growth as integer)
         where tenant = :tenant and id = :id
         returning tenant, case when size is not null then cast(:growth as integer) end as bytes
-        """
-    )
+    """)
 )
 
 
@@ -273,8 +269,7 @@ def update_choice_metadata(
     )
 
 
-_TENANTS = text(
-    """
+_TENANTS = text("""
     with recursive found (tenant) as (
         (select tenant from responses order by tenant limit 1)
         union all
@@ -282,8 +277,7 @@ _TENANTS = text(
         from found f where f.tenant is not null
     )
     select tenant from found where tenant is not null
-    """
-)
+""")
 """A loose index scan; `distinct` would read every row."""
 
 

@@ -48,15 +48,14 @@ def _with_change_row(change: str, bytes_: str, before: str, gives: str) -> str:
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, {bytes_} from changed group by tenant having sum(bytes) <> 0)
     select {gives} from changed
-    """  # noqa: S608 - constants of ours
+    """
 
 
 _TOTAL = text("select coalesce(sum(bytes), 0)::bigint from storage_changes where tenant = :tenant")
 _TOTALS = text(
     "select tenant, sum(bytes)::bigint from storage_changes group by tenant having sum(bytes) <> 0 order by 1"
 )
-_FOLD = text(
-    """
+_FOLD = text("""
     with gone as (
         delete from storage_changes where (tenant, id) in (
             select tenant, id from storage_changes where tenant in (
@@ -72,8 +71,7 @@ _FOLD = text(
     ), sums as (
         insert into storage_changes (tenant, bytes) select tenant, sum(bytes) from gone group by tenant)
     select count(*) from gone
-    """
-)
+""")
 
 
 def total(connection: Connection, tenant: str) -> int:

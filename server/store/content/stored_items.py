@@ -18,8 +18,7 @@ OUTPUT: Final = 1
 
 
 _INSERT_ITEMS = text(
-    count_added(
-        f"""
+    count_added(f"""
         insert into items
             (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
              for_model, seconds)
@@ -29,8 +28,7 @@ _INSERT_ITEMS = text(
         join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
             with ordinality as o (tenant, response_id, idx, place) using (place)
         returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
+    """)
 )
 
 
@@ -162,8 +160,7 @@ class ItemList:
 
     @staticmethod
     def _page(own: str, position: str, order: str, beyond: str) -> TextClause:
-        return text(
-            f"""
+        return text(f"""
             select payload::text, total from (
                 select {position}, payload, count(*) over () as total,
                     sum(size) over (order by {position} {order}
@@ -172,8 +169,7 @@ class ItemList:
                     select {position}, payload, size {own} and {position} {beyond}
                     order by {position} {order} limit :limit) as listed) as measured
             where coalesce(before, 0) < :most_bytes order by {position} {order}
-            """  # noqa: S608 - constants of ours
-        )
+        """)
 
 
 INPUT_LIST = ItemList("items", "response_id = :id and side = 0", "idx")

@@ -53,35 +53,27 @@ _REDUCED_ACTOR: Final = """
         select from api_keys k where actor = 'key:' || k.id and k.tenant <> :tenant) then actor
     else split_part(actor, ':', 1) || ':' || 'erased' end
 """
-_REDUCE = text(
-    f"""
+_REDUCE = text(f"""
     update audit_trail set tenant = null, target = null, request_id = null, details = '{{}}',
         actor = {_REDUCED_ACTOR}
     where id in (select id from audit_trail where tenant = :tenant limit :limit for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
-_REDUCE_PURGES = text(
-    """
+""")
+_REDUCE_PURGES = text("""
     update audit_trail set details = details #- array['responses', cast(:tenant as text)]
         #- array['conversations', cast(:tenant as text)]
     where action like 'purge.%'
       and (jsonb_exists(details->'responses', :tenant) or jsonb_exists(details->'conversations', :tenant))
-    """
-)
-_REDUCE_TARGETS = text(
-    """
+""")
+_REDUCE_TARGETS = text("""
     update audit_trail set target = null, request_id = null
     where tenant = :tenant and target = any(cast(:names as text[]))
-    """
-)
+""")
 _MAY_CHANGE = text("select has_table_privilege('audit_trail', 'update')")
 _FORGET_READINGS = text("update replicas set reading = '{}' where state <> 'alive' and reading <> '{}'")
-_READERS = text(
-    """
+_READERS = text("""
     select role from reader_tenants where tenant = :tenant and role not in (
         select role from reader_tenants where tenant <> :tenant) order by 1
-    """
-)
+""")
 
 
 def tenant_tables() -> list[str]:
@@ -110,7 +102,7 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
     if table == "usage_ledger" and keep_usage:
         key = _key_query(ALL_TABLES.tables[table], f"and not {ANONYMOUS}")
         return connection.execute(
-            text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),  # noqa: S608
+            text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),
             parameters,
         ).rowcount
     return connection.execute(_removal(ALL_TABLES.tables[table]), parameters).rowcount
@@ -118,13 +110,13 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
 
 def _removal(table: Table) -> TextClause:
     columns = ", ".join(column.name for column in table.primary_key)
-    return text(f"delete from {table.name} where ({columns}) in ({_key_query(table)})")  # noqa: S608
+    return text(f"delete from {table.name} where ({columns}) in ({_key_query(table)})")
 
 
 def _key_query(table: Table, condition: str = "") -> str:
     columns = ", ".join(f"l.{column.name}" for column in table.primary_key)
     return (
-        f"select {columns} from {table.name} l where l.tenant = :tenant {condition}"  # noqa: S608
+        f"select {columns} from {table.name} l where l.tenant = :tenant {condition}"
         f" limit :limit for update {'' if table.name == 'api_keys' else 'skip locked'}"
     )
 
@@ -168,6 +160,6 @@ def counts(connection: Connection, tenant: str) -> Counter[str]:
     """A tenant's rows by table, each counted up to COUNTED, without tables that have none."""
     found: Counter[str] = Counter()
     for table in tenant_tables():
-        query = f"select count(*) from (select from {table} where tenant = :tenant limit {COUNTED}) as rows"  # noqa: S608
+        query = f"select count(*) from (select from {table} where tenant = :tenant limit {COUNTED}) as rows"
         found[table] = connection.execute(text(query), {"tenant": tenant}).scalar_one()
     return +found

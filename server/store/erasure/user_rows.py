@@ -15,26 +15,21 @@ PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
 _LOWEST: Final = UUID(int=0)
 
-_RESPONSES = text(
-    f"""
+_RESPONSES = text(f"""
     select (array_agg(id order by id desc))[1] as last, array_agg(id) filter (where own) as found,
         array_agg(distinct conversation_id) filter (where own and conversation_id is not null) as also
     from (
         select r.id, r.conversation_id, {OF_USER} as own from responses r
         where r.tenant = :tenant and r.id > :after order by r.id limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - constants of ours
-)
-_LINES = text(
-    f"""
+""")
+_LINES = text(f"""
     select (array_agg(response_id order by response_id desc))[1] as last,
         array_agg(response_id) filter (where end_user = :user) as found, null as also
     from (
         select response_id, end_user from usage_ledger
         where tenant = :tenant and response_id > :after order by response_id limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - a constant of ours
-)
-_CONVERSATIONS = text(
-    f"""
+""")
+_CONVERSATIONS = text(f"""
     select (array_agg(conversation_id order by conversation_id desc, position desc))[1] as last,
         (array_agg(position order by conversation_id desc, position desc))[1] as position,
         array_agg(distinct conversation_id) filter (where own) as found
@@ -42,8 +37,7 @@ _CONVERSATIONS = text(
         select i.conversation_id, i.position, {BROUGHT_BY_USER} as own from conversation_items i
         where i.tenant = :tenant and (i.conversation_id, i.position) > (:after, :position)
         order by i.conversation_id, i.position limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 @dataclass(slots=True)
@@ -98,14 +92,11 @@ class Walk:
 
 _LOCK = text("select id from conversations where tenant = :tenant and id = :id for update skip locked")
 _EXISTS = text("select 1 from conversations where tenant = :tenant and id = :id")
-_OTHERS = text(
-    f"""
+_OTHERS = text(f"""
     select 1 from conversation_items i where i.tenant = :tenant and i.conversation_id = :id
       and i.response_id is not null and not {BROUGHT_BY_USER} limit 1
-    """  # noqa: S608 - a constant of ours
-)
-_OWN_ITEMS = text(
-    f"""
+""")
+_OWN_ITEMS = text(f"""
     with brought as (
         select i.id, i.position, {BROUGHT_BY_USER} as own from conversation_items i
         where i.tenant = :tenant and i.conversation_id = :id and i.response_id is not null
@@ -117,8 +108,7 @@ _OWN_ITEMS = text(
     where i.tenant = :tenant and i.conversation_id = :id and (
         (i.type = 'compaction' and i.position > f.own)
         or (i.response_id is null and f.own < f.other and i.position < f.other))
-    """  # noqa: S608 - a constant of ours
-)
+""")
 """The items of a user in a conversation with others, and whether the user began it.
 
 Also compactions, which are summaries of the items before them, and what was put there by hand before another
@@ -130,7 +120,7 @@ _REMOVE_ITEMS = text(
         delete from conversation_items
         where tenant = :tenant and conversation_id = :id and id = any(:items)
         returning tenant, {ITEM_BYTES} as bytes
-        """,  # noqa: S608 - a constant of ours
+        """,
         before=f"unused as ({MARK_USES} tenant = :tenant and owner = :id and item_id = any(:items))",
     )
 )

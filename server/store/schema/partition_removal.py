@@ -109,19 +109,15 @@ _SURVIVORS = {
     "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
     "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
 }
-_DETACH = text(
-    """
+_DETACH = text("""
     select holdfast_detach(
         cast(:parts as text[]), :age, cast(:tenants as text[]), cast(:ids as uuid[]))
-    """
-)
-_DETACHED = text(
-    """
+""")
+_DETACHED = text("""
     select substring(relname from '[0-9]{10}$') from pg_class
     where relkind = 'r' and relnamespace = cast(current_schema() as regnamespace)
       and relname ~ ('^' || :table || '_detached_[0-9]{10}$') order by 1
-    """
-)
+""")
 _DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :term)")
 _DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 

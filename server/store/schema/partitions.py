@@ -74,13 +74,11 @@ def time_of(uuid: UUID) -> datetime:
     return _EPOCH + timedelta(milliseconds=uuid.int >> 80)
 
 
-_LIST = text(
-    """
+_LIST = text("""
     select c.relname, pg_get_expr(c.relpartbound, c.oid) as bounds, c.reltuples::bigint as rows
     from pg_inherits i join pg_class c on c.oid = i.inhrelid
     where i.inhparent = cast(:table as regclass)
-    """
-)
+""")
 _TRY_LOCK = text(f"select pg_try_advisory_xact_lock({_ADVISORY_LOCK})")
 _ANALYZE = text("select holdfast_analyze(:table)")
 _ADD = text("select holdfast_add_partition(:table, :start, :end)")

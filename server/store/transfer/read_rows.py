@@ -42,7 +42,7 @@ _OWN: Final = {
                 or exists (select from conversation_items i
                     where i.tenant = u.tenant and i.conversation_id = u.owner and i.id = u.item_id
                         and {BROUGHT_BY_USER})))
-    """,  # noqa: S608 - constants of ours
+    """,
     "prompt": "false",
     "conversation": f"""
         exists (select from conversation_items i where i.tenant = t.tenant and i.conversation_id = t.id
@@ -68,12 +68,10 @@ _PICTURES: Final = """
     , array(select encode(u.digest, 'hex') from item_images u where u.tenant = t.tenant
         and u.owner = {owner} and u.item_id = t.id and u.removed_at is null order by 1) as pictures
 """
-_UNFINISHED = text(
-    f"""
+_UNFINISHED = text(f"""
     select count(*) from responses r where r.tenant = :tenant and not {_ENDED}
       and (cast(:user as text) is null or {OF_USER})
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 @contextmanager
@@ -99,7 +97,7 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
         conditions.append(_OWN[kind])
     table = TABLES[kind]
     key = ", ".join(f"t.{column.name}" for column in table.primary_key)
-    query = f"select {shown}{pictures} from {table.name} t where {' and '.join(conditions)} order by {key}"  # noqa: S608
+    query = f"select {shown}{pictures} from {table.name} t where {' and '.join(conditions)} order by {key}"
     fetched = {"yield_per": _FETCHED.get(kind, _DEFAULT_FETCHED)}
     result = connection.execute(text(query), subject.parameters, execution_options=fetched)
     for row in result:

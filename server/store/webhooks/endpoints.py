@@ -145,12 +145,10 @@ def delete_endpoint(connection: Connection, endpoint: UUID) -> None:
     connection.execute(delete(webhook_endpoints).where(_COLUMNS.id == endpoint))
 
 
-_SECRETS = text(
-    """
+_SECRETS = text("""
     select secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhook_endpoints where id = :id
-    """
-)
+""")
 
 
 def sealed_secrets(connection: Connection, endpoint: UUID) -> list[str]:

@@ -24,8 +24,7 @@ MAX_PENDING = 10_000
 _BATCH = 1000
 """Rows that one statement gives up or deletes."""
 
-_ENQUEUE = text(
-    f"""
+_ENQUEUE = text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
                gen_random_uuid() as event_id
@@ -39,8 +38,7 @@ _ENQUEUE = text(
            clock_timestamp() + interval '{RETRIED_FOR.days} days'
     from ended e join webhook_endpoints w on w.tenant = e.tenant
     where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
@@ -83,8 +81,7 @@ _WAITING = """
         from waiting w where w.endpoint_id is not null)
 """
 """The endpoints with deliveries that wait: a loose scan of the index of due ones."""
-_DUE_ENDPOINTS = text(
-    f"""
+_DUE_ENDPOINTS = text(f"""
     with recursive {_WAITING}
     select w.id from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
     where w.disabled_at is null and exists (
@@ -93,8 +90,7 @@ _DUE_ENDPOINTS = text(
     order by exists (
         select from webhook_deliveries d
         where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def due_endpoints(connection: Connection) -> list[UUID]:
@@ -102,8 +98,7 @@ def due_endpoints(connection: Connection) -> list[UUID]:
     return list(connection.scalars(_DUE_ENDPOINTS))
 
 
-_CLAIM = text(
-    """
+_CLAIM = text("""
     with candidates as materialized (
         select c.*, row_number() over (partition by w.id order by c.next_attempt_at) as of_endpoint
         from unnest(cast(:endpoints as uuid[]), cast(:room as integer[])) as w (id, room)
@@ -125,8 +120,7 @@ _CLAIM = text(
         returning d.tenant, d.id, d.endpoint_id, d.event_id, d.response_id, d.type, d.created_at, d.attempts)
     select d.*, w.url, w.secret, case when w.old_secret_until > clock_timestamp() then w.old_secret end
     from claimed d join webhook_endpoints w on w.tenant = d.tenant and w.id = d.endpoint_id
-    """
-)
+""")
 
 
 def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
@@ -153,8 +147,7 @@ class AttemptResult:
     """Until the next attempt, of one that failed."""
 
 
-_SETTLE = text(
-    """
+_SETTLE = text("""
     update webhook_deliveries d set
         last_attempt_at = clock_timestamp(), last_status = s.status, last_error = s.error,
         delivered_at = case when s.error is null then clock_timestamp() end,
@@ -168,8 +161,7 @@ _SETTLE = text(
     where d.tenant = s.tenant and d.id = s.id and d.delivered_at is null
       and (s.error is null or d.attempts = s.attempt)
     returning d.tenant, d.given_up_at is not null
-    """
-)
+""")
 
 
 def settle(connection: Connection, results: Sequence[AttemptResult]) -> int:
@@ -196,8 +188,7 @@ class GivenUp(NamedTuple):
 
 
 DELETED, LATE, TOO_MANY = "the endpoint was deleted", "its time is over", "too many wait"
-_GIVE_UP = text(
-    f"""
+_GIVE_UP = text(f"""
     with recursive {_WAITING},
     unwanted as materialized (
         select d.tenant, d.id, case when w.id is null then '{DELETED}'
@@ -218,8 +209,7 @@ _GIVE_UP = text(
         from unwanted u where d.tenant = u.tenant and d.id = u.id and d.next_attempt_at is not null
         returning d.endpoint_id, u.reason)
     select endpoint_id, count(*), reason from given_up group by endpoint_id, reason
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
@@ -230,15 +220,13 @@ def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[Gi
     return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
 
 
-_DELETE_OLD = text(
-    f"""
+_DELETE_OLD = text(f"""
     delete from webhook_deliveries where (tenant, id) in (
         select tenant, id from webhook_deliveries
         where next_attempt_at is null
           and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{ENDED_KEPT.days} days'
         limit {_BATCH} for update skip locked)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def delete_ended(connection: Connection) -> bool:
@@ -254,12 +242,10 @@ class Pending(NamedTuple):
     """Since the end of the oldest one's response; 0 without any."""
 
 
-_PENDING = text(
-    """
+_PENDING = text("""
     select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)
     from (select created_at from webhook_deliveries where next_attempt_at is not null limit :most) waiting
-    """
-)
+""")
 MAX_COUNTED = 100_000
 
 
