@@ -19,13 +19,7 @@ from server.protocol.responses.input import has_lasting_id
 from server.protocol.responses.items import Item, Message, decode_item, images_of
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
 from server.store.audit_images import ConversationImages, UnsoundImage
-from server.store.audit_snapshot import (
-    AuditedItem,
-    AuditedResponse,
-    KeyViolation,
-    Orphan,
-    PageTime,
-)
+from server.store.audit_snapshot import AuditedItem, AuditedResponse, KeyViolation, Orphan, PageTime
 from server.store.content.stored_items import INPUT, OUTPUT
 
 INVARIANTS = {
@@ -292,10 +286,7 @@ def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Find
         yield "I16", "it is deleted and no response goes on from it, but it is kept."
 
 
-_SAID = {
-    "damaged": "has other bytes than its digest and size say",
-    "unused": "is kept, but no item names it",
-}
+_SAID = {"damaged": "has other bytes than its digest and size say", "unused": "is kept, but no item names it"}
 _MAY_NAME = f'"content":"{CONTENT_PREFIX}'
 
 

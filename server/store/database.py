@@ -11,10 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from sqlalchemy import Connection as Connection
 from sqlalchemy import Engine, create_engine, event, pool, text
-from sqlalchemy.exc import (
-    InvalidatePoolError,
-    OperationalError,
-)
+from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from engine.statistics import Distribution, Histogram

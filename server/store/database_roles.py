@@ -40,10 +40,7 @@ READ_ONLY = frozenset({"schema_compatibility"})
 """Tables that only migrations change."""
 COPIED_INTO = frozenset({"response_events_hot"})
 HIDDEN_TABLES = frozenset({"seal_keys"})
-HIDDEN_COLUMNS = {
-    "api_keys": frozenset({"digest"}),
-    "webhook_endpoints": frozenset({"secret", "old_secret"}),
-}
+HIDDEN_COLUMNS = {"api_keys": frozenset({"digest"}), "webhook_endpoints": frozenset({"secret", "old_secret"})}
 """Columns that no reader sees: with these, content and keys could be opened or guessed offline."""
 OF_NO_TENANT = frozenset({"prices"})
 """Tables without tenants that a tenant's readers see, too."""

@@ -185,8 +185,7 @@ def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
             api_keys.c.tenant == tenant,
             api_keys.c.id == key_id,
             or_(
-                api_keys.c.last_used_at.is_(None),
-                api_keys.c.last_used_at < func.clock_timestamp() - _MINUTE,
+                api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < func.clock_timestamp() - _MINUTE
             ),
         )
         .with_for_update(skip_locked=True)

@@ -254,12 +254,7 @@ def _parts(filters: UsageFilter) -> dict[str, tuple[str, ...]]:
     """The columns of each part's groups."""
     shown: Sequence[Grouping] = ("tenant", "user") if filters.reads_users else ("tenant", "model", "key")
     failures = {} if filters.reads_users else {"failure": ("status", "error_code")}
-    return {
-        "total": (),
-        "day": ("day",),
-        **{name: _COLUMNS[name] for name in shown},
-        **failures,
-    }
+    return {"total": (), "day": ("day",), **{name: _COLUMNS[name] for name in shown}, **failures}
 
 
 _LEDGER: Final = """(

@@ -111,12 +111,7 @@ _WORDS = """exists (
 
 
 def history_page(
-    connection: Connection,
-    filters: HistoryFilter,
-    before: Cursor | None,
-    limit: int,
-    *,
-    contents: bool,
+    connection: Connection, filters: HistoryFilter, before: Cursor | None, limit: int, *, contents: bool
 ) -> list[HistoryRow]:
     """At most `limit` responses that are older than `before`. Raises TimeOver."""
     with limit_time(connection):

@@ -214,11 +214,7 @@ _CONVERSATION_BEFORE = text(f"""
 
 
 def input_items(
-    connection: Connection,
-    tenant: str,
-    response: UUID,
-    conversation: UUID | None,
-    created_at: datetime,
+    connection: Connection, tenant: str, response: UUID, conversation: UUID | None, created_at: datetime
 ) -> list[str] | None:
     """The JSON of what its conversation still has of before, then of its own input items; None if there are
     more than `MAX_INPUT_ITEMS`.

@@ -187,10 +187,7 @@ def _advance_position(connection: Connection, tenant: str, conversation: UUID, c
 _DELETE_ITEMS_SQL = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
 _UNUSED_SQL = f"unused as ({MARK_USES} tenant = :tenant and owner = :id"
 _DELETE_ITEMS = text(
-    count_removed(
-        f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes",
-        before=f"{_UNUSED_SQL})",
-    )
+    count_removed(f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes", before=f"{_UNUSED_SQL})")
 )
 _DELETE_ITEM = text(
     count_removed(

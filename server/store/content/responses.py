@@ -73,9 +73,7 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 
 
 _GET = select(*STORED_COLUMNS).where(
-    responses.c.tenant == bindparam("of_tenant"),
-    responses.c.id == bindparam("of_id"),
-    READABLE,
+    responses.c.tenant == bindparam("of_tenant"), responses.c.id == bindparam("of_id"), READABLE
 )
 
 

@@ -16,11 +16,7 @@ from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 from server.store.timeout_connection import psycopg_connection
 from server.store.transfer.columns import TABLES, columns_of
 
-_LIMITS: Final = {
-    "statement_timeout": "0",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "0",
-}
+_LIMITS: Final = {"statement_timeout": "0", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "0"}
 _PATIENCE_S: Final = 3600.0
 """The time for one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
