@@ -79,16 +79,8 @@ def _select(probe: Probe) -> str:
     return f"select from response_events_hot where {place} and first_seq = {probe.first_seq:d}"
 
 
-_COLUMNS = {
-    "tenant": "text",
-    "response_id": "uuid",
-    "attempt": "integer",
-    "next_seq": "integer",
-    "is_over": "boolean",
-    "stored": "boolean",
-}
 _LOST = text(f"""
-    select a.response_id from {arrays.unnest("a", _COLUMNS)}
+    select a.response_id from {arrays.unnest("a", Acknowledged)}
     left join responses r on r.tenant = a.tenant and r.id = a.response_id
     where case
         when not a.stored then not exists (
@@ -110,5 +102,5 @@ def lost(connection: Connection, replica: UUID, acknowledged: Sequence[Acknowled
     """
     if not acknowledged:
         return []
-    rows = [state._asdict() for state in acknowledged]
-    return list(connection.scalars(_LOST, {"replica": replica, **arrays.columns(rows)}))
+    rows = arrays.fields(Acknowledged, acknowledged)
+    return list(connection.scalars(_LOST, {"replica": replica, **rows}))

@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
+from sqlalchemy import Connection, text
 
 from server.logs.context import response_fields
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind
+from server.store import arrays
 
 log = logging.getLogger("holdfast.events")
 
@@ -209,33 +210,30 @@ class SubscriptionUpdate:
     none if there are none from `next_seq` on or that is not known."""
 
 
-_READ_UPDATES = text("""
+_READ_UPDATES = text(f"""
     select w.place, r.status,
            case when w.next_seq is null then (
                select first_seq + n from response_events_hot e
-               where e.tenant = w.tenant and e.response_id = w.id order by first_seq desc limit 1) end,
+               where e.tenant = w.tenant and e.response_id = w.response_id
+               order by first_seq desc limit 1) end,
            p.first_seq, p.kind, p.output_index, p.content_index, p.attempt, p.body,
            h.first_seq, h.kind, h.output_index, h.content_index, h.attempt, h.body
-    from unnest(:tenants, :ids, :next_seqs) with ordinality as w (tenant, id, next_seq, place)
-    left join responses r on r.tenant = w.tenant and r.id = w.id and r.deleted_at is null
+    from {arrays.unnest("w", Subscription, place=True)}
+    left join responses r on r.tenant = w.tenant and r.id = w.response_id and r.deleted_at is null
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
-        where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
+        where e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq >= w.next_seq
     ) h on true
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
         where h.first_seq = w.next_seq
-          and e.tenant = w.tenant and e.response_id = w.id and e.first_seq < w.next_seq
+          and e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq < w.next_seq
         order by e.first_seq desc limit 1
     ) p on true
     where h.first_seq is not null or w.next_seq is null or r.status is null
        or r.status not in ('queued', 'in_progress')
     order by w.place, h.first_seq
-""").bindparams(
-    bindparam("tenants", type_=ARRAY(Text)),
-    bindparam("ids", type_=ARRAY(Uuid)),
-    bindparam("next_seqs", type_=ARRAY(Integer)),
-)
+""")
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
@@ -243,14 +241,7 @@ def read_updates(connection: Connection, watched: Sequence[Subscription]) -> lis
 
     A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
     """
-    rows = connection.execute(
-        _READ_UPDATES,
-        {
-            "tenants": [subscription.tenant for subscription in watched],
-            "ids": [subscription.response_id for subscription in watched],
-            "next_seqs": [subscription.next_seq for subscription in watched],
-        },
-    ).all()
+    rows = connection.execute(_READ_UPDATES, arrays.fields(Subscription, watched)).all()
     return [
         _update_of(watched[place - 1], [row[1:] for row in group])
         for place, group in groupby(rows, key=lambda row: row[0])

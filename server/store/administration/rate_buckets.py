@@ -78,7 +78,7 @@ _TAKE: Final = """
 """Takes all units or none: 1 or 0, and for each bucket that has a row the seconds until it was full."""
 _CREATE = text(f"""
     insert into rate_buckets (tenant, key_id, kind, full_at)
-    select n.*, statement_timestamp() from {arrays.unnest("n", dict.fromkeys(Bucket._fields, "text"))}
+    select n.*, statement_timestamp() from {arrays.unnest("n", Bucket)}
     on conflict do nothing
 """)
 _LATEST = "statement_timestamp() + interval '2 minutes'"
@@ -127,7 +127,7 @@ def take(database: Database, demands: Sequence[BucketDemand]) -> TakeResult:
     )
     is_taken, *seconds = database.scalar(_TAKE, values)
     if len(seconds) < len(demands):
-        rows = arrays.columns([bucket._asdict() for bucket in buckets])
+        rows = arrays.fields(Bucket, buckets)
         database.autocommit(lambda connection: connection.execute(_CREATE, rows))
         is_taken, *seconds = database.scalar(_TAKE, values)
     return TakeResult(bool(is_taken), seconds)

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import CancelReason, Ending
-from server.store import log_append
+from server.store import arrays, log_append
 from server.store.administration import ledger
 from server.store.cluster import leases
 from server.store.cluster.installation import NOT_HELD
@@ -100,7 +100,7 @@ _RELEASE = f"""
     with chosen as materialized (
         select tenant, id from responses
         where replica_id = :me and status = 'in_progress'
-          and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
+          and (tenant, id) in (select * from {arrays.unnest("k", ResponseKey)})
         for update {{skip_locked}})
     update responses r set replica_id = null, deaths = deaths + :deaths * {leases.COUNTED_DEATH}
     from chosen c where r.tenant = c.tenant and r.id = c.id
@@ -125,8 +125,7 @@ def release(
     """
     if not keys:
         return 0
-    tenants, ids = [key.tenant for key in keys], [key.id for key in keys]
-    parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
+    parameters = {"me": me, "deaths": int(died), **arrays.fields(ResponseKey, keys)}
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store import arrays
 from server.store.content.deletion import MAX_BATCH_ROWS
 
 KEY_LIFETIME: Final = timedelta(hours=24)
@@ -68,21 +69,16 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
 
 
-_FREE = text("""
+_FREE = text(f"""
     delete from idempotency_keys where (tenant, key, response_id) in (
-        select * from unnest(cast(:tenants as text[]), cast(:keys as text[]), cast(:responses as uuid[])))
+        select * from {arrays.unnest("k", KeyUse)})
     returning response_id
 """)
 
 
 def free(connection: Connection, uses: Sequence[KeyUse]) -> set[UUID]:
     """Deletes keys whose responses never began, where they are claimed for them; returns these responses."""
-    parameters = {
-        "tenants": [use.tenant for use in uses],
-        "keys": [use.key for use in uses],
-        "responses": [use.response_id for use in uses],
-    }
-    return set(connection.execute(_FREE, parameters).scalars())
+    return set(connection.scalars(_FREE, arrays.fields(KeyUse, uses)))
 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:

@@ -8,11 +8,13 @@ have locked are left to a later batch.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, compress
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
+from server.store import arrays
 from server.store.content.storage_usage import IMAGE_BYTES, count_removed
 
 MARK_USES: Final = "update item_images set removed_at = clock_timestamp() where removed_at is null and "
@@ -21,19 +23,32 @@ MAX_BATCH_USES = 1000
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 """Bytes of pictures that a batch deletes, unless one picture has more."""
 
+
+class ImageKey(NamedTuple):
+    """The primary key of a picture."""
+
+    tenant: str
+    digest: bytes
+
+
+class UseKey(NamedTuple):
+    """The primary key of a use."""
+
+    tenant: str
+    owner: UUID
+    item_id: str
+    digest: bytes
+
+
 _CLAIM = text("""
     select tenant, owner, item_id, digest from item_images
     where removed_at is not null limit :limit for update skip locked
 """)
-_CLAIMED = """
-    unnest(cast(:tenants as text[]), cast(:owners as uuid[]), cast(:item_ids as text[]),
-        cast(:digests as bytea[])) as c (tenant, owner, item_id, digest)
-"""
 _IN_USE = """
     exists (select from item_images o
         where o.tenant = t.tenant and o.digest = t.digest and o.removed_at is null)
 """
-_IMAGES = "unnest(cast(:tenants as text[]), cast(:digests as bytea[])) as t (tenant, digest)"
+_IMAGES = arrays.unnest("t", ImageKey)
 _LOCK = text(f"""
     select tenant, digest from images
     where (tenant, digest) in (select t.tenant, t.digest from {_IMAGES})
@@ -46,7 +61,7 @@ _LOCK_UNUSED = text(f"""
     order by tenant, digest for update skip locked
 """)
 _DELETE_USES = text(f"""
-    delete from item_images u using {_CLAIMED}
+    delete from item_images u using {arrays.unnest("c", UseKey)}
     where (u.tenant, u.owner, u.item_id, u.digest) = (c.tenant, c.owner, c.item_id, c.digest)
 """)
 _STILL_USED = text(f"select t.tenant, t.digest from {_IMAGES} where {_IN_USE}")
@@ -58,15 +73,6 @@ _DELETE_IMAGES = text(
         returning i.tenant, {IMAGE_BYTES} as bytes
     """)
 )
-
-
-class UseKey(NamedTuple):
-    """The primary key of a use."""
-
-    tenant: str
-    owner: UUID
-    item_id: str
-    digest: bytes
 
 
 class RemovedImages(NamedTuple):
@@ -87,40 +93,21 @@ def remove_unused(connection: Connection) -> RemovedImages:
     claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": MAX_BATCH_USES})]
     if not claimed:
         return RemovedImages(0, False)
-    named = _ImageKeys({(use.tenant, use.digest) for use in claimed})
-    locked = _ImageKeys((row[0], row[1]) for row in connection.execute(_LOCK, named.arrays()))
-    unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked.arrays()).all())
-    used = {(row[0], row[1]) for row in connection.execute(_STILL_USED, locked.arrays())}
-    done = [use for use in claimed if (use.tenant, use.digest) in used | set(unused)]
+    named = {ImageKey(use.tenant, use.digest) for use in claimed}
+    locked = arrays.fields(ImageKey, connection.execute(_LOCK, arrays.fields(ImageKey, named)).all())
+    unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked).all())
+    ready = {*unused, *(ImageKey(*row) for row in connection.execute(_STILL_USED, locked))}
+    done = [use for use in claimed if ImageKey(use.tenant, use.digest) in ready]
     if not done:
         return RemovedImages(0, False)
-    connection.execute(_DELETE_USES, _use_arrays(done))
-    deleted = connection.execute(_DELETE_IMAGES, unused.arrays()).scalar_one() if unused else 0
+    connection.execute(_DELETE_USES, arrays.fields(UseKey, done))
+    keys = arrays.fields(ImageKey, unused)
+    deleted = connection.execute(_DELETE_IMAGES, keys).scalar_one() if unused else 0
     return RemovedImages(deleted, len(claimed) == MAX_BATCH_USES or len(done) < len(claimed) or deleted > 0)
 
 
-def _use_arrays(uses: Sequence[UseKey]) -> dict[str, list[Any]]:
-    """Keys of uses as parameters of a statement."""
-    names = ("tenants", "owners", "item_ids", "digests")
-    columns = (list(column) for column in zip(*uses, strict=True))
-    return dict(zip(names, columns, strict=True))
-
-
-class _ImageKeys(list[tuple[str, bytes]]):
-    """Primary keys of pictures."""
-
-    def arrays(self) -> dict[str, list[Any]]:
-        """The keys as parameters of a statement."""
-        return {"tenants": [tenant for tenant, _ in self], "digests": [digest for _, digest in self]}
-
-
-def _within_bytes(images: Sequence[Row[Any]]) -> _ImageKeys:
+def _within_bytes(images: Sequence[Row[Any]]) -> list[ImageKey]:
     """The keys of the first pictures, whose bytes fit into a batch."""
-    chosen = _ImageKeys()
-    total = 0
-    for image in images:
-        total += image.size
-        if chosen and total > MAX_BATCH_BYTES:
-            break
-        chosen.append((image.tenant, image.digest))
-    return chosen
+    sizes = accumulate(image.size for image in images)
+    fitting = [total <= MAX_BATCH_BYTES or index == 0 for index, total in enumerate(sizes)]
+    return [ImageKey(image.tenant, image.digest) for image in compress(images, fitting)]

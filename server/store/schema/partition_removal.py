@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.ids import min_uuid_at
+from server.store import arrays
 from server.store.content.deletion import EVERYTHING, HIGHEST, LOWEST, ExpiredRange
 from server.store.content.responses import ResponseKey
 from server.store.schema.partitions import CONTENT, Partition, width_of
@@ -95,23 +96,24 @@ def _bound(time: datetime) -> UUID:
     return min_uuid_at(int(time.timestamp() * 1000))
 
 
+_KEYS = arrays.unnest("k", ResponseKey)
 _SURVEY = """
     select (select count(*) from (
             select from {table} where {key} >= :low and {key} < :high limit :most) as rows) as rows,
-        (select count(*) from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
+        (select count(*) from {keys}
          join items i on i.tenant = k.tenant and i.response_id = k.id) as kept_items,
         (select cast(sum(greatest(reltuples, 0)) as bigint) from pg_class
          where oid = any (cast(cast(:defaults as text[]) as regclass[]))) as default_rows
 """
-_SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
-_SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
+_SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id", keys=_KEYS))
+_SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id", keys=_KEYS))
 _SURVIVORS = {
     "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
     "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
 }
 _DETACH = text("""
     select holdfast_detach(
-        cast(:parts as text[]), :age, cast(:tenants as text[]), cast(:ids as uuid[]))
+        cast(:parts as text[]), :age, cast(:tenant as text[]), cast(:id as uuid[]))
 """)
 _DETACHED = text("""
     select substring(relname from '[0-9]{10}$') from pg_class
@@ -140,7 +142,7 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
         "most": len(kept) + MIN_DUE,
         "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
-    keys = _arrays(kept if of_responses else ())
+    keys = arrays.fields(ResponseKey, kept if of_responses else ())
     row = connection.execute(
         _SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**parameters, **keys}
     ).one()
@@ -152,7 +154,7 @@ def detach(connection: Connection, parts: Sequence[str], age: timedelta, kept: S
 
     Raises DatabaseError, one that `is_contention` where a lock was not to be had at once.
     """
-    connection.execute(_DETACH, {"parts": list(parts), "age": age, **_arrays(kept)})
+    connection.execute(_DETACH, {"parts": list(parts), "age": age, **arrays.fields(ResponseKey, kept)})
 
 
 def detached(connection: Connection, table: str) -> list[str]:
@@ -176,7 +178,3 @@ def drop(connection: Connection, table: str, ended: str, term: float) -> dict[st
         connection.execute(_DROP_ENTRIES, parameters)
         return {}
     return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, parameters)}
-
-
-def _arrays(keys: Sequence[ResponseKey]) -> dict[str, list[str] | list[UUID]]:
-    return {"tenants": [key.tenant for key in keys], "ids": [key.id for key in keys]}

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store import arrays
 from server.store.content.responses import ResponseKey
 
 RETRIED_FOR = timedelta(hours=72)
@@ -28,7 +29,7 @@ _ENQUEUE = text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
                gen_random_uuid() as event_id
-        from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
+        from {arrays.unnest("k", ResponseKey)}
         join responses r on r.tenant = k.tenant and r.id = k.id
         where exists (select from webhook_endpoints)
           and r.finished_at is not null and r.deleted_at is null and r.choice is null)
@@ -48,8 +49,7 @@ def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
     """
     if not ended:
         return 0
-    keys = {"tenants": [key.tenant for key in ended], "ids": [key.id for key in ended]}
-    return connection.execute(_ENQUEUE, keys).rowcount
+    return connection.execute(_ENQUEUE, arrays.fields(ResponseKey, ended)).rowcount
 
 
 class Claimed(NamedTuple):
@@ -147,7 +147,7 @@ class AttemptResult:
     """Until the next attempt, of one that failed."""
 
 
-_SETTLE = text("""
+_SETTLE = text(f"""
     update webhook_deliveries d set
         last_attempt_at = clock_timestamp(), last_status = s.status, last_error = s.error,
         delivered_at = case when s.error is null then clock_timestamp() end,
@@ -155,9 +155,7 @@ _SETTLE = text("""
             then clock_timestamp() end,
         next_attempt_at = case when s.error is not null and clock_timestamp() + s.pause <= d.give_up_at
             then clock_timestamp() + s.pause end
-    from unnest(cast(:tenants as text[]), cast(:ids as uuid[]), cast(:attempts as integer[]),
-                cast(:statuses as integer[]), cast(:errors as text[]), cast(:pauses as interval[]))
-        as s (tenant, id, attempt, status, error, pause)
+    from {arrays.unnest("s", AttemptResult)}
     where d.tenant = s.tenant and d.id = s.id and d.delivered_at is null
       and (s.error is null or d.attempts = s.attempt)
     returning d.tenant, d.given_up_at is not null
@@ -168,15 +166,8 @@ def settle(connection: Connection, results: Sequence[AttemptResult]) -> int:
     """Writes the results of attempts; returns how many of the deliveries are given up with them."""
     if not results:
         return 0
-    parameters = {
-        "tenants": [result.tenant for result in results],
-        "ids": [result.id for result in results],
-        "attempts": [result.attempt for result in results],
-        "statuses": [result.status for result in results],
-        "errors": [result.error for result in results],
-        "pauses": [result.pause for result in results],
-    }
-    return sum(given_up for _, given_up in connection.execute(_SETTLE, parameters))
+    settled = connection.execute(_SETTLE, arrays.fields(AttemptResult, results))
+    return sum(given_up for _, given_up in settled)
 
 
 class GivenUp(NamedTuple):
