@@ -18,8 +18,15 @@ from server.protocol.input_images import CONTENT_PREFIX, content_of, parse_conte
 from server.protocol.responses.input import has_lasting_id
 from server.protocol.responses.items import Item, Message, decode_item, images_of
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
-from server.store.audit_images import ConversationImages, UnsoundImage
-from server.store.audit_snapshot import AuditedItem, AuditedResponse, KeyViolation, Orphan, PageTime
+from server.store.audit_snapshot import (
+    AuditedItem,
+    AuditedResponse,
+    ConversationImages,
+    KeyViolation,
+    Orphan,
+    PageTime,
+    UnsoundImage,
+)
 from server.store.content.stored_items import INPUT, OUTPUT
 
 INVARIANTS = {

@@ -1,4 +1,4 @@
-"""Reads for `holdfast audit`: responses with items, log and ledger entry, orphaned rows, idempotency keys.
+"""Reads for `holdfast audit`: responses with all that is theirs, pictures, orphaned rows, idempotency keys.
 
 Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
 long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
@@ -10,17 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, text
 
 from server.protocol.ids import min_uuid_at
+from server.protocol.input_images import CONTENT_PREFIX
 from server.protocol.responses.events import Event
 from server.store import log_read
+from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
 from server.store.log_read import STREAM_BODY, LogRow
+from server.store.schema import partition_removal
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -200,16 +204,10 @@ def responses(
     lowest = _lowest(scope.since)
     while left is None or left > 0:
         size = PAGE if left is None else min(left, PAGE)
-        parameters = {
-            "tenant": tenant,
-            "highest": highest,
-            "lowest": lowest,
-            "since": scope.since,
-            "page": size,
-        }
+        bounds = {"highest": highest, "lowest": lowest, "since": scope.since, "page": size}
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
-            rows = connection.execute(_PAGE, parameters).all()
+            rows = connection.execute(_PAGE, {"tenant": tenant, **bounds}).all()
             for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
                 yield response, moment
         if len(rows) < size:
@@ -374,3 +372,112 @@ def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) ->
             KeyViolation(*row)
             for row in connection.execute(_LOST_KEYS, {"tenant": tenant, "age": age_seconds})
         ]
+
+
+MAX_HASHED_BYTES = 64 * 1024 * 1024
+"""Bytes of pictures that one statement hashes, unless one picture has more: statements have a timeout."""
+_PAGE_IMAGES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationImages:
+    """The items of a conversation that name pictures, as id and JSON, and the uses in its name."""
+
+    id: UUID
+    items: Sequence[tuple[str, str]]
+    uses: Collection[tuple[str, bytes]]
+
+
+class UnsoundImage(NamedTuple):
+    """A picture whose bytes are not what its digest and size say, or that has no use."""
+
+    tenant: str
+    digest: bytes
+    problem: Literal["damaged", "unused"]
+
+
+_CONVERSATIONS = text(f"""
+    select id from conversations where tenant = :tenant and id > :after order by id limit {PAGE}
+""")
+_CONVERSATION_ITEMS = text(f"""
+    select conversation_id, id, payload::text as payload from conversation_items
+    where tenant = :tenant and conversation_id = any(:ids)
+      and payload::text like '%"content":"{CONTENT_PREFIX}%'
+""")
+
+
+def conversations(connection: Connection, tenant: str) -> Iterator[ConversationImages]:
+    """The conversations of a tenant in which there may be pictures."""
+    after = UUID(int=0)
+    while True:
+        with snapshot(connection):
+            ids = list(connection.scalars(_CONVERSATIONS, {"tenant": tenant, "after": after}))
+            if not ids:
+                return
+            parameters = {"tenant": tenant, "ids": ids}
+            items = connection.execute(_CONVERSATION_ITEMS, parameters).all()
+            uses = connection.execute(_IMAGE_USES, parameters).all()
+        after = ids[-1]
+        for owner in sorted({row[0] for row in (*items, *uses)}):
+            yield ConversationImages(
+                owner,
+                [(row.id, row.payload) for row in items if row.conversation_id == owner],
+                {(row.item_id, row.digest) for row in uses if row.response_id == owner},
+            )
+
+
+_IMAGES = text(f"""
+    select i.digest, i.size, exists (
+        select from item_images u where u.tenant = i.tenant and u.digest = i.digest) as used
+    from images i
+    where i.tenant = :tenant and i.digest > :after
+      and (cast(:since as timestamptz) is null or i.created_at >= :since)
+    order by i.digest limit {_PAGE_IMAGES}
+""")
+_DAMAGED = text("""
+    select digest from images
+    where tenant = :tenant and digest = any(cast(:digests as bytea[]))
+      and (sha256(data) <> digest or octet_length(data) <> size)
+""")
+
+
+def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterator[UnsoundImage]:
+    """The damaged pictures, and those that no item names or has named until now.
+
+    Pictures made before `scope.since` are left out; without `scope.replays` their bytes are not read.
+    """
+    after = b""
+    while True:
+        with snapshot(connection):
+            parameters = {"tenant": tenant, "after": after, "since": scope.since}
+            page = connection.execute(_IMAGES, parameters).all()
+        if not page:
+            return
+        after = page[-1].digest
+        yield from (UnsoundImage(tenant, row.digest, "unused") for row in page if not row.used)
+        for batch in batches(page, attrgetter("size"), MAX_HASHED_BYTES) if scope.replays else ():
+            digests = [row.digest for row in batch]
+            with snapshot(connection):
+                damaged = connection.scalars(_DAMAGED, {"tenant": tenant, "digests": digests}).all()
+            yield from (UnsoundImage(tenant, digest, "damaged") for digest in damaged)
+
+
+_IMAGE_ORPHANS = text(f"""
+    select u.tenant, u.owner, count(*) from item_images u
+    where u.tenant = :tenant and u.removed_at is null and u.owner >= :from_id
+      and not exists (select from responses r where r.tenant = u.tenant and r.id = u.owner)
+      and not exists (select from conversations c where c.tenant = u.tenant and c.id = u.owner)
+    group by 1, 2 limit {MAX_ORPHANS}
+""")
+
+
+def image_orphans(connection: Connection, tenant: str) -> list[Orphan]:
+    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`.
+
+    None of owners as old as those of a partition that is detached and not dropped yet: the drop removes
+    their uses.
+    """
+    with snapshot(connection):
+        parameters = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
+        rows = connection.execute(_IMAGE_ORPHANS, parameters).all()
+    return [Orphan(found_tenant, owner, "item_images", count) for found_tenant, owner, count in rows]

@@ -1,4 +1,4 @@
-"""Keyset pages of lists: the rows after a row, in the order of columns. Pure."""
+"""Keyset pages of lists: the rows after a row, in the order of columns; an indexed column's values. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,3 +23,18 @@ def page(
         query = query.where(columns < values if descending else columns > values)
     query = query.order_by(*(column.desc() if descending else column for column in order))
     return query if limit is None else query.limit(limit + 1)
+
+
+def distinct(name: str, column: str, table: str, condition: str = "true") -> str:
+    """SQL of a recursive CTE with the distinct values of a column, the last of which is null.
+
+    It takes as many probes of an index that begins with the column as there are values; `select distinct`
+    would read every row.
+    """
+    return f"""{name} ({column}) as (
+        (select {column} from {table} where {condition} order by {column} limit 1)
+        union all
+        select (select n.{column} from {table} n where {condition} and n.{column} > f.{column}
+                order by n.{column} limit 1)
+        from {name} f where f.{column} is not null)
+    """

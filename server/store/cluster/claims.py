@@ -18,6 +18,7 @@ from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
 from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
+from server.store.keyset_page import distinct
 from server.store.webhooks import outbox
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
@@ -38,12 +39,7 @@ _WAITING_FOR_MODEL = f"""
     {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
 """
 _CLAIM_WAITING = text(f"""
-    with recursive waiting (tenant) as (
-        (select tenant from responses where {_UNOWNED} order by tenant limit 1)
-        union all
-        select (select r.tenant from responses r where {_UNOWNED} and r.tenant > t.tenant
-                order by r.tenant limit 1)
-        from waiting t where t.tenant is not null),
+    with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
     candidates as materialized (
         select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
             select count(*) from responses r
@@ -162,8 +158,7 @@ _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
 
 def is_waiting(connection: Connection) -> bool:
     """Whether the queue has a response, whatever is to be done with it."""
-    is_any: bool = connection.execute(_IS_WAITING).scalar_one()
-    return is_any
+    return bool(connection.execute(_IS_WAITING).scalar_one())
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
@@ -178,14 +173,12 @@ def cancel_requested(connection: Connection, me: UUID) -> list[tuple[UUID, Cance
 
 def count_waiting(connection: Connection, most: int) -> int:
     """The length of the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one()
-    return count
+    return int(connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one())
 
 
 def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
     """A tenant's responses in the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one()
-    return count
+    return int(connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one())
 
 
 _UNSERVED = text(f"""

@@ -99,5 +99,4 @@ def adopt(connection: Connection, *, cancel: bool) -> int:
 
 def count_held(connection: Connection) -> int:
     """The background responses that are held."""
-    held: int = connection.execute(_COUNT).scalar_one()
-    return held
+    return int(connection.execute(_COUNT).scalar_one())

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
 from server.protocol.ids import new_uuid
+from server.store.keyset_page import distinct
 
 HEARTBEAT_SECONDS = 1.0
 HEARTBEATS_PER_LEASE = 4
@@ -131,19 +132,13 @@ _MARK_STOPPED = text(
     "update replicas set state = 'stopped' where id in ("
     "select id from replicas where id = :id and state = 'alive' for update)"
 )
-_DEAD_OWNERS = text("""
-    with recursive owners (id) as (
-        (select replica_id from responses where status = 'in_progress' and replica_id is not null
-         order by replica_id limit 1)
-        union all
-        select (select r.replica_id from responses r
-                where r.status = 'in_progress' and r.replica_id > o.id order by r.replica_id limit 1)
-        from owners o where o.id is not null)
-    select o.id from owners o
-    where o.id is not null and not exists (
-        select 1 from replicas p where p.id = o.id and p.state = 'alive')
+_OWNED = "status = 'in_progress' and replica_id is not null"
+_DEAD_OWNERS = text(f"""
+    with recursive {distinct("owners", "replica_id", "responses", _OWNED)}
+    select o.replica_id from owners o
+    where o.replica_id is not null and not exists (
+        select 1 from replicas p where p.id = o.replica_id and p.state = 'alive')
 """)
-"""A loose index scan: it steps from one owner to the next, so its cost grows with owners, not responses."""
 COUNTED_DEATH = """
     case when (case when r.attempt > 1
         then r.attempt = (

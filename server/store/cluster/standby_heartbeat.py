@@ -185,7 +185,11 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
     signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
-    settings = StandbySettings(**json.loads(_read_line(pipe)))
+    with open(pipe, "rb", buffering=0, closefd=False) as unbuffered:
+        line = unbuffered.readline()
+    if not line.endswith(b"\n"):
+        return 0
+    settings = StandbySettings(**json.loads(line))
     writer = _HeartbeatWriter(settings)
     heard_at, wait = monotonic(), settings.silence
     while True:
@@ -201,16 +205,6 @@ def main() -> int:
             return 0
         if not is_stopped(settings.server_pid) and not writer.write():
             return 0
-
-
-def _read_line(pipe: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        read = os.read(pipe, 1)
-        if not read:
-            sys.exit(0)
-        line += read
-    return line
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.ids import min_uuid_at
 from server.store.console.time_limit import limit_time
+from server.store.keyset_page import distinct
 
 WORDS_WITHOUT_INDEX = 1200
 """The newest responses among which words are searched while no index of words is there."""
@@ -87,15 +88,6 @@ _OUTPUT = f"""(
 )"""
 _EQUAL: Final = ("tenant", "key_id", "model", "kind", "status", "error_code", "end_user", "request_id")
 _NEWEST_FIRST: Final = "order by r.created_at desc, r.id desc"
-_TENANTS = """
-    with recursive tenants (tenant) as (
-        (select tenant from responses order by tenant limit 1)
-        union all
-        select (select n.tenant from responses n where n.tenant > t.tenant order by n.tenant limit 1)
-        from tenants t where t.tenant is not null
-    )
-"""
-"""The tenants that have responses, by as many probes of an index as there are tenants."""
 _OF_CONVERSATION = """r.conversation_id = :conversation and r.id in (
     select c.response_id from conversation_items c
     where c.tenant = r.tenant and c.conversation_id = :conversation
@@ -149,7 +141,8 @@ def _newest(conditions: Sequence[str], limit: str, *, each_tenant: bool = False)
         return query.format(tenant="")
     of_tenant = query.format(tenant="and r.tenant = t.tenant")
     return f"""
-        {_TENANTS} select r.* from tenants t cross join lateral ({of_tenant}) as r
+        with recursive {distinct("tenants", "tenant", "responses")}
+        select r.* from tenants t cross join lateral ({of_tenant}) as r
         {_NEWEST_FIRST} limit {limit}
     """
 

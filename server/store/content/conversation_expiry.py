@@ -58,8 +58,7 @@ class ExpiredPage(NamedTuple):
 
 def may_expire(connection: Connection, days: int) -> bool:
     """Whether conversations of any tenant expire; `days` are the server's, 0 for never."""
-    expires: bool = connection.execute(_ANY, {"days": days}).scalar_one()
-    return expires
+    return bool(connection.execute(_ANY, {"days": days}).scalar_one())
 
 
 def expired_after(connection: Connection, days: int, after: ConversationKey) -> ExpiredPage:

@@ -312,12 +312,10 @@ def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
 
 def count_due(connection: Connection, quiet_seconds: float) -> int:
     """The number of responses that a purge would delete now."""
-    count: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
-    return count
+    return int(connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one())
 
 
 def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
     """The number of further responses that a purge would delete after `expire_older` with this age."""
     parameters = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
-    count: int = connection.execute(_COUNT_OLDER, parameters).scalar_one()
-    return count
+    return int(connection.execute(_COUNT_OLDER, parameters).scalar_one())

@@ -117,8 +117,7 @@ _DELETE_OLD = text(f"""
 
 
 def count_old_keys(connection: Connection) -> int:
-    keys: int = connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one()
-    return keys
+    return int(connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one())
 
 
 def delete_old_keys(connection: Connection) -> int:

@@ -7,14 +7,14 @@ picture goes, whichever transactions end at the same time. Nothing here waits fo
 have locked are left to a later batch.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, compress
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from server.store import arrays
+from server.store.content.images import batches
 from server.store.content.storage_usage import IMAGE_BYTES, count_removed
 
 MARK_USES: Final = "update item_images set removed_at = clock_timestamp() where removed_at is null and "
@@ -95,7 +95,9 @@ def remove_unused(connection: Connection) -> RemovedImages:
         return RemovedImages(0, False)
     named = {ImageKey(use.tenant, use.digest) for use in claimed}
     locked = arrays.fields(ImageKey, connection.execute(_LOCK, arrays.fields(ImageKey, named)).all())
-    unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked).all())
+    removable = connection.execute(_LOCK_UNUSED, locked).all()
+    first_batch = next(batches(removable, attrgetter("size"), MAX_BATCH_BYTES), [])
+    unused = [ImageKey(image.tenant, image.digest) for image in first_batch]
     ready = {*unused, *(ImageKey(*row) for row in connection.execute(_STILL_USED, locked))}
     done = [use for use in claimed if ImageKey(use.tenant, use.digest) in ready]
     if not done:
@@ -104,10 +106,3 @@ def remove_unused(connection: Connection) -> RemovedImages:
     keys = arrays.fields(ImageKey, unused)
     deleted = connection.execute(_DELETE_IMAGES, keys).scalar_one() if unused else 0
     return RemovedImages(deleted, len(claimed) == MAX_BATCH_USES or len(done) < len(claimed) or deleted > 0)
-
-
-def _within_bytes(images: Sequence[Row[Any]]) -> list[ImageKey]:
-    """The keys of the first pictures, whose bytes fit into a batch."""
-    sizes = accumulate(image.size for image in images)
-    fitting = [total <= MAX_BATCH_BYTES or index == 0 for index, total in enumerate(sizes)]
-    return [ImageKey(image.tenant, image.digest) for image in compress(images, fitting)]

@@ -4,10 +4,10 @@ A use is a row that says that an item of a response or conversation names a pict
 item's transaction, which locks the picture's row: `image_removal` cannot remove the picture meanwhile.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from server.store.content.storage_usage import IMAGE_BYTES, count_added
 from server.store.timeout_connection import psycopg_connection
 
+T = TypeVar("T")
 MAX_STATEMENT_BYTES = 16 * 1024 * 1024
 """Bytes of pictures that one statement sends, unless one picture has more: statements have a timeout."""
 
@@ -108,19 +109,20 @@ def _store(connection: Connection, tenant: str, new_images: Iterable[NewImage]) 
     with_data = [(image, data) for image, data in missing if data is not None]
     if len(with_data) < len(missing):
         raise ImageRemoved
-    for batch in _batches(with_data):
+    for batch in batches(with_data, lambda image: len(image[1]), MAX_STATEMENT_BYTES):
         connection.execute(_INSERT, {"tenant": tenant, **_image_columns(batch)})
 
 
-def _batches(images: Sequence[tuple[NewImage, bytes]]) -> Iterator[list[tuple[NewImage, bytes]]]:
-    batch: list[tuple[NewImage, bytes]] = []
-    size = 0
-    for image, data in images:
-        if batch and size + len(data) > MAX_STATEMENT_BYTES:
+def batches(values: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The values in lists whose sizes together are at most `most`, unless one alone has more. Pure."""
+    batch: list[T] = []
+    total = 0
+    for value in values:
+        if batch and total + size(value) > most:
             yield batch
-            batch, size = [], 0
-        batch.append((image, data))
-        size += len(data)
+            batch, total = [], 0
+        batch.append(value)
+        total += size(value)
     if batch:
         yield batch
 

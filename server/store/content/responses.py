@@ -14,6 +14,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, 
 from server.store import arrays
 from server.store.content.storage_usage import TODAY, count_added
 from server.store.database_errors import OwnershipLost
+from server.store.keyset_page import distinct
 from server.store.tables import READABLE, responses
 
 
@@ -267,18 +268,7 @@ def update_choice_metadata(
     )
 
 
-_TENANTS = text("""
-    with recursive found (tenant) as (
-        (select tenant from responses order by tenant limit 1)
-        union all
-        select (select r.tenant from responses r where r.tenant > f.tenant order by r.tenant limit 1)
-        from found f where f.tenant is not null
-    )
-    select tenant from found where tenant is not null
-""")
-"""A loose index scan; `distinct` would read every row."""
-
-
-def tenants(connection: Connection) -> list[str]:
-    """The tenants that have responses."""
-    return list(connection.scalars(_TENANTS))
+def tenants(connection: Connection, table: str = "responses") -> list[str]:
+    """The tenants that have responses, or rows of another table whose key begins with the tenant."""
+    query = f"with recursive {distinct('found', 'tenant', table)} select tenant from found"
+    return [tenant for tenant in connection.scalars(text(query)) if tenant is not None]

@@ -76,8 +76,7 @@ _FOLD = text("""
 
 def total(connection: Connection, tenant: str) -> int:
     """The bytes that a tenant has stored."""
-    bytes_: int = connection.execute(_TOTAL, {"tenant": tenant}).scalar_one()
-    return bytes_
+    return int(connection.execute(_TOTAL, {"tenant": tenant}).scalar_one())
 
 
 def totals(connection: Connection) -> list[tuple[str, int]]:

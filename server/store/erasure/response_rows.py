@@ -98,8 +98,7 @@ def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
     parameters = {"tenant": tenant, "ids": list(ids)}
     ended = [row.id for row in connection.execute(_MARK, parameters) if not row.running]
     _remove_logs(connection, tenant, ended)
-    left: int = connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one()
-    return left
+    return int(connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one())
 
 
 def remove_newest(connection: Connection, subject: Subject, limit: int) -> int:

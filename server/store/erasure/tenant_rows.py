@@ -1,7 +1,7 @@
 """A tenant's rows, table by table: erases them in batches, and counts them."""
 
 from collections import Counter
-from typing import Final, Literal
+from typing import Final
 
 from sqlalchemy import Connection, Table, TextClause, text
 
@@ -10,41 +10,19 @@ from server.store.administration import usage_days
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
-Way = Literal["with its responses", "removed", "usage", "reduced"]
-WAYS: Final[dict[str, Way]] = {
-    "webhook_endpoints": "removed",
-    "webhook_deliveries": "removed",
-    "responses": "with its responses",
-    "items": "with its responses",
-    "response_streams": "with its responses",
-    "response_events_hot": "with its responses",
-    "idempotency_keys": "removed",
-    "conversation_items": "removed",
-    "conversations": "removed",
-    "item_images": "removed",
-    "images": "removed",
-    "prompts": "removed",
-    "usage_ledger": "usage",
-    "usage_changes": "usage",
-    "usage_days": "usage",
-    "user_days": "usage",
-    "refused_requests": "removed",
-    "refused_keys": "removed",
-    "spend": "removed",
-    "budget_reservations": "removed",
-    "rate_buckets": "removed",
-    "storage_changes": "removed",
-    "storage_days": "removed",
-    "audit_trail": "reduced",
-    "api_keys": "removed",
-    "tenants": "removed",
-    "reader_tenants": "removed",
-}
-"""Every table with a column `tenant`, in the order in which it is emptied.
-
-`with its responses`: in the transaction that removes the response; what is left without one goes after it.
-A table that is not here is emptied before the keys.
-"""
+_BEFORE_KEYS: Final = (
+    *("webhook_endpoints", "webhook_deliveries"),
+    *("responses", "items", "response_streams", "response_events_hot"),
+    *("idempotency_keys", "conversation_items", "conversations", "item_images", "images", "prompts"),
+    *("usage_ledger", "usage_changes", "usage_days", "user_days"),
+    *("refused_requests", "refused_keys", "spend", "budget_reservations", "rate_buckets"),
+    *("storage_changes", "storage_days", "audit_trail"),
+)
+_KEYS: Final = ("api_keys", "tenants", "reader_tenants")
+EMPTIED: Final = (*_BEFORE_KEYS, *_KEYS)
+"""Every table with a column `tenant`, in the order in which it is emptied. A response's items and events go
+in its transaction; what is left without one goes after it. Entries of the audit trail are reduced, and so are
+lines of the ledger where usage is kept. A table that is not here is emptied before the keys."""
 COUNTED: Final = 100_000
 """Rows of a table up to which a dry run counts them."""
 
@@ -77,11 +55,9 @@ _READERS = text("""
 
 
 def tenant_tables() -> list[str]:
-    """The tables with a column `tenant`: those of WAYS in its order, others before the keys."""
+    """The tables with a column `tenant`: those of EMPTIED in its order, others before the keys."""
     with_tenant = {str(table.name) for table in ALL_TABLES.tables.values() if "tenant" in table.columns}
-    known = list(WAYS)
-    before_keys = known.index("api_keys")
-    return [*known[:before_keys], *sorted(with_tenant - WAYS.keys()), *known[before_keys:]]
+    return [*_BEFORE_KEYS, *sorted(with_tenant.difference(EMPTIED)), *_KEYS]
 
 
 def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, keep_usage: bool) -> int:
@@ -123,8 +99,7 @@ def _key_query(table: Table, condition: str = "") -> str:
 
 def may_change_trail(connection: Connection) -> bool:
     """Whether this database user may reduce entries of the audit trail; a server without DDL may not."""
-    allowed: bool = connection.execute(_MAY_CHANGE).scalar_one()
-    return allowed
+    return bool(connection.execute(_MAY_CHANGE).scalar_one())
 
 
 def reduce_purges(connection: Connection, tenant: str) -> int:

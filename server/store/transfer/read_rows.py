@@ -102,5 +102,4 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
 
 def count_unfinished(connection: Connection, subject: Subject) -> int:
     """The responses that have not ended and are left out."""
-    count: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
-    return count
+    return int(connection.execute(_UNFINISHED, subject.parameters).scalar_one())

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 
 from server.store import arrays
 from server.store.content.responses import ResponseKey
+from server.store.keyset_page import distinct
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""
@@ -70,17 +71,8 @@ class Claimed(NamedTuple):
     """Sealed, as `secret`."""
 
 
-_WAITING = """
-    waiting (endpoint_id) as (
-        (select endpoint_id from webhook_deliveries where next_attempt_at is not null
-         order by endpoint_id limit 1)
-        union all
-        select (select d.endpoint_id from webhook_deliveries d
-                where d.next_attempt_at is not null and d.endpoint_id > w.endpoint_id
-                order by d.endpoint_id limit 1)
-        from waiting w where w.endpoint_id is not null)
-"""
-"""The endpoints with deliveries that wait: a loose scan of the index of due ones."""
+_WAITING = distinct("waiting", "endpoint_id", "webhook_deliveries", "next_attempt_at is not null")
+"""The endpoints with deliveries that wait, by the index of due ones."""
 _DUE_ENDPOINTS = text(f"""
     with recursive {_WAITING}
     select w.id from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
