@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from server.store.content import images
 from server.store.content.image_removal import MARK_USES
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
+from server.store.keyset_page import page
+from server.store.tables import conversation_items
+from server.store.tables import conversations as table
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +116,12 @@ class ListedConversation:
     items: int
 
 
-_PAGE = f"""
-    select {_COLUMNS}, (select count(*) from conversation_items i
-        where i.tenant = c.tenant and i.conversation_id = c.id) as items
-    from conversations c where tenant = :tenant and id {{beyond}} cast(:after as uuid)
-    order by id {{order}} limit :limit
-"""
-_OLDEST_FIRST = text(_PAGE.format(beyond=">", order="asc"))
-_NEWEST_FIRST = text(_PAGE.format(beyond="<", order="desc"))
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+_LISTED = select(*(table.c[name] for name in ("id", "metadata", "created_at", "next_position"))).add_columns(
+    select(func.count())
+    .where(conversation_items.c.tenant == table.c.tenant, conversation_items.c.conversation_id == table.c.id)
+    .scalar_subquery()
+    .label("items")
+)
 
 
 def list_page(
@@ -131,10 +131,11 @@ def list_page(
 
     Ids begin with the time, so their order is that of creation.
     """
-    start = after or (_HIGHEST if newest_first else _LOWEST)
-    parameters = {"tenant": tenant, "after": start, "limit": limit + 1}
-    rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, parameters)
-    return [ListedConversation(ConversationRow(*row[:-1]), row.items) for row in rows]
+    query = _LISTED.where(table.c.tenant == tenant)
+    rows = connection.execute(
+        page(query, [table.c.id], [after] if after else None, limit, descending=newest_first)
+    )
+    return [ListedConversation(ConversationRow(*stored), items) for *stored, items in rows]
 
 
 def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
@@ -184,15 +185,18 @@ def _advance_position(connection: Connection, tenant: str, conversation: UUID, c
     connection.execute(_ADVANCE_POSITION, {"tenant": tenant, "id": conversation, "count": count})
 
 
-_DELETE_ITEMS_SQL = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
-_UNUSED_SQL = f"unused as ({MARK_USES} tenant = :tenant and owner = :id"
 _DELETE_ITEMS = text(
-    count_removed(f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes", before=f"{_UNUSED_SQL})")
-)
-_DELETE_ITEM = text(
     count_removed(
-        f"{_DELETE_ITEMS_SQL} and id = :item returning tenant, {ITEM_BYTES} as bytes",
-        before=f"{_UNUSED_SQL} and item_id = :item)",
+        f"""
+        delete from conversation_items
+        where tenant = :tenant and conversation_id = :id
+          and (cast(:items as text[]) is null or id = any(cast(:items as text[])))
+        returning tenant, {ITEM_BYTES} as bytes
+        """,
+        before=f"""
+        unused as ({MARK_USES} tenant = :tenant and owner = :id
+            and (cast(:items as text[]) is null or item_id = any(cast(:items as text[]))))
+        """,
     )
 )
 _DELETE = text(
@@ -204,18 +208,17 @@ _DELETE = text(
 
 def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
     """Deletes a locked conversation with its items."""
-    parameters = {"tenant": tenant, "id": conversation}
-    connection.execute(_DELETE_ITEMS, parameters)
-    connection.execute(_DELETE, parameters)
+    delete_items(connection, tenant, conversation, None)
+    connection.execute(_DELETE, {"tenant": tenant, "id": conversation})
 
 
-def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
-    """Deletes an item of a locked conversation; False if there is no such item."""
-    parameters = {"tenant": tenant, "id": conversation, "item": item_id}
-    is_deleted: bool = connection.execute(_DELETE_ITEM, parameters).scalar_one() == 1
-    if is_deleted:
+def delete_items(connection: Connection, tenant: str, conversation: UUID, items: Sequence[str] | None) -> int:
+    """Deletes these items of a locked conversation, or all; returns how many there were."""
+    parameters = {"tenant": tenant, "id": conversation, "items": None if items is None else list(items)}
+    deleted = int(connection.execute(_DELETE_ITEMS, parameters).scalar_one())
+    if deleted:
         _advance_position(connection, tenant, conversation, 1)
-    return is_deleted
+    return deleted
 
 
 _ITEM = text("""

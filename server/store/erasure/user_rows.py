@@ -7,8 +7,6 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from server.store.content import conversations
-from server.store.content.image_removal import MARK_USES
-from server.store.content.storage_usage import ITEM_BYTES, count_removed
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 
 PAGE_ROWS: Final = 1000
@@ -114,20 +112,6 @@ _OWN_ITEMS = text(f"""
 Also compactions, which are summaries of the items before them, and what was put there by hand before another
 user's first item.
 """
-_REMOVE_ITEMS = text(
-    count_removed(
-        f"""
-        delete from conversation_items
-        where tenant = :tenant and conversation_id = :id and id = any(:items)
-        returning tenant, {ITEM_BYTES} as bytes
-        """,
-        before=f"unused as ({MARK_USES} tenant = :tenant and owner = :id and item_id = any(:items))",
-    )
-)
-_ADVANCE = text(
-    "update conversations set next_position = next_position + 1, touched_at = clock_timestamp()"
-    " where tenant = :tenant and id = :id"
-)
 
 
 def take_out_of_conversation(
@@ -151,9 +135,7 @@ def take_out_of_conversation(
     if is_whole:
         conversations.delete(connection, subject.tenant, conversation)
         return 1, 0
-    chosen = {**parameters, "items": [row.id for row in items]}
-    removed: int = connection.execute(_REMOVE_ITEMS, chosen).scalar_one()
-    connection.execute(_ADVANCE, parameters)
+    removed = conversations.delete_items(connection, subject.tenant, conversation, [row.id for row in items])
     if items[0].began:
         conversations.update_metadata(connection, subject.tenant, conversation, "{}")
     return 0, removed
