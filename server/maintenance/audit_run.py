@@ -12,7 +12,7 @@ from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
 from server.store.database import Connection, Database
-from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
+from server.store.timeout_connection import REQUEST_TIMEOUTS
 
 STATEMENT_SECONDS: Final = 3600
 """The time of a search through a whole table for rows of no response, too long for a request."""
@@ -33,9 +33,7 @@ class Tally:
 def audit_connection(database: Database) -> Iterator[Connection]:
     """A connection on which a statement may read a table of any size."""
     limits = {**REQUEST_TIMEOUTS, "statement_timeout": f"{STATEMENT_SECONDS}s"}
-    with database.dedicated_connection("audit", limits=limits) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = STATEMENT_SECONDS
+    with database.dedicated_connection("audit", limits=limits, patience=STATEMENT_SECONDS) as connection:
         yield connection
 
 

@@ -47,7 +47,6 @@ def _type_of(hint: Any) -> str:
 
 def unnest(alias: str, rows: Mapping[str, str] | type[Any], *, place: bool = False) -> str:
     """SQL of rows with columns of these types, or with those of a record; with `place`, also numbered from 1.
-
     The parameters are `columns` or `fields` of the same names. JSON stays text, which `value` casts.
     """
     types: Mapping[str, str] = rows if isinstance(rows, Mapping) else types_of(rows)

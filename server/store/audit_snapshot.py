@@ -23,7 +23,7 @@ from server.protocol.responses.events import Event
 from server.store import log_read
 from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
-from server.store.log_read import STREAM_BODY, LogRow
+from server.store.log_read import LOG_COLUMNS, STREAM_BODY, LogRow, hot_row
 from server.store.schema import partition_removal
 
 PAGE = 100
@@ -175,9 +175,8 @@ _ITEMS = text(
     "select response_id, side, idx, id, type, role, status, payload::text as payload from items"
     " where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx"
 )
-_HOT = text("""
-    select response_id, first_seq, n, kind, output_index, content_index, at, body, attempt
-    from response_events_hot
+_HOT = text(f"""
+    select response_id, {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
 """)
 _COMPACTED = text(f"""
@@ -228,7 +227,7 @@ def _audited_responses(
     parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
     items, hot, compacted, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
-        log = [_log_row(part) for part in hot.of(row.id)]
+        log = [hot_row(part) for part in hot.of(row.id)]
         stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
@@ -265,11 +264,6 @@ def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
     return kind(**{field.name: getattr(row, prefix + field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
-def _log_row(row: Row[Any]) -> LogRow:
-    position = (row.first_seq, row.n, row.kind, row.output_index, row.content_index)
-    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()), row.attempt)
-
-
 def _replays(
     connection: Connection,
     tenant: str,
@@ -277,9 +271,8 @@ def _replays(
     hot: Sequence[LogRow],
     compacted: AuditedStream | None,
 ) -> list[Replay]:
-    """The log as read from the start, just after it, the middle and the last event.
-
-    None of a log that cannot be read at all: whoever looks at its rows finds that.
+    """The log as read from the start, just after it, the middle and the last event. None of a log that cannot
+    be read at all: whoever looks at its rows finds that.
     """
     last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
     firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
@@ -442,9 +435,8 @@ _DAMAGED = text("""
 
 
 def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterator[UnsoundImage]:
-    """The damaged pictures, and those that no item names or has named until now.
-
-    Pictures made before `scope.since` are left out; without `scope.replays` their bytes are not read.
+    """The damaged pictures, and those that no item names or has named until now. Pictures made before
+    `scope.since` are left out; without `scope.replays` their bytes are not read.
     """
     after = b""
     while True:
@@ -472,10 +464,8 @@ _IMAGE_ORPHANS = text(f"""
 
 
 def image_orphans(connection: Connection, tenant: str) -> list[Orphan]:
-    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`.
-
-    None of owners as old as those of a partition that is detached and not dropped yet: the drop removes
-    their uses.
+    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`. None of
+    owners as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
     """
     with snapshot(connection):
         parameters = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}

@@ -76,9 +76,8 @@ class PoolStats(NamedTuple):
 
 
 class Database:
-    """A connection pool for handlers, and dedicated connections for threads.
-
-    `url` is a libpq URL (`postgresql://…`).
+    """A connection pool for handlers, and dedicated connections for threads. `url` is a libpq URL
+    (`postgresql://…`).
     """
 
     def __init__(
@@ -230,17 +229,14 @@ class Database:
         return self._retry(partial(self._begin, self._snapshot_engine), work, RETRY_S)
 
     def autocommit(self, work: Callable[[Connection], T]) -> T:
-        """`write` in autocommit mode, where a statement takes one exchange with the server.
-
-        Through a pooler it is a transaction, which takes three.
+        """`write` in autocommit mode, where a statement takes one exchange with the server. Through a pooler
+        it is a transaction, which takes three.
         """
         return self._retry(partial(self._begin, self._autocommit_engine), work, RETRY_S)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
         """The value in the one row of a statement with parameters $1, $2, …, in autocommit mode, retried
-        likewise.
-
-        For statements of every request: it takes half of the CPU time of `autocommit`.
+        likewise. For statements of every request: it takes half of the CPU time of `autocommit`.
         """
         return self._retry(
             self._psycopg_connection, lambda connection: connection.scalar(query, values), RETRY_S
@@ -260,9 +256,8 @@ class Database:
             sleep(_PAUSE_S)
 
     def now(self) -> datetime:
-        """The database's time: its last reading, and the seconds that have passed here since.
-
-        It is never ahead of the database's clock, unless that was set back within `_READING_S`.
+        """The database's time: its last reading, and the seconds that have passed here since. It is never
+        ahead of the database's clock, unless that was set back within `_READING_S`.
         """
         if self._reading is None or monotonic() - self._reading[0] > _READING_S:
             time = self.autocommit(clock)
@@ -271,11 +266,17 @@ class Database:
         return time + timedelta(seconds=monotonic() - read_at)
 
     def dedicated_connection(
-        self, name: str, *, autocommit: bool = False, limits: SessionSettings = REQUEST_TIMEOUTS
+        self,
+        name: str,
+        *,
+        autocommit: bool = False,
+        limits: SessionSettings = REQUEST_TIMEOUTS,
+        patience: float | None = None,
     ) -> Connection:
         """A connection outside the pool; the caller closes it.
 
-        `limits` are the server's timeouts, or other settings of the session. If the database is not strict,
+        `limits` are the server's timeouts, or other settings of the session; `patience` are the seconds for a
+        result, where these allow longer statements. If the database is not strict,
         its commits do not wait for the disk, unless they call `commit_synchronously`: a crash of Postgres may
         lose the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds
         statements with `begin`, which is a transaction only where a pooler is between.
@@ -289,6 +290,9 @@ class Database:
             hide_parameters=True,
         )
         connection = engine.connect()
+        if patience is not None:
+            with psycopg_connection(connection) as raw:
+                raw.timeout_seconds = patience
         if autocommit and not pooled:
             return connection.execution_options(isolation_level="AUTOCOMMIT")
         return connection

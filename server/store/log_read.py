@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from server.logs.context import response_fields
 from server.protocol.decode import decode_as
@@ -74,10 +74,8 @@ def read(
 def read_logged(
     connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[LoggedEvent]:
-    """`read` with the attempts that wrote the events.
-
-    Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
-    finds no hot rows finds the compacted stream.
+    """`read` with the attempts that wrote the events. Hot rows are read before the compacted stream.
+    Compaction moves them in one transaction, so a reader that finds no hot rows finds the compacted stream.
     """
     place = {"tenant": tenant, "id": response_id}
     rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
@@ -160,6 +158,15 @@ def parse_compacted(body: str | bytes) -> list[LogRow]:
     return decode_as(body, list[LogRow])
 
 
+LOG_COLUMNS: Final = ", ".join(LogRow._fields)
+
+
+def hot_row(row: Row[Any]) -> LogRow:
+    """A row of the table whose last columns are LOG_COLUMNS."""
+    own = LogRow(*row[-len(LogRow._fields) :])
+    return own._replace(body=msgspec.Raw(row.body.encode()))
+
+
 class CompactedStream:
     """The rows of a compacted stream. They are decoded when they are read, since that takes more memory."""
 
@@ -237,9 +244,8 @@ _READ_UPDATES = text(f"""
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-    """Updates of these responses; running responses without new events are left out.
-
-    A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
+    """Updates of these responses; running responses without new events are left out. A single statement sees
+    one snapshot: all events of a running response are hot, none of an ended one.
     """
     rows = connection.execute(_READ_UPDATES, arrays.fields(Subscription, watched)).all()
     return [

@@ -22,7 +22,6 @@ class OutageContinues(OperationalError):
 
 class SharedOutage:
     """A circuit breaker: one thread probes an unavailable database, the others wait for it. Thread-safe.
-
     Without it every request would wait for its own timeout, on every thread of the pool.
     """
 

@@ -7,30 +7,10 @@ here is a trigger, an enum, a sequence or an extension, which keeps Postgres-com
 
 from typing import Any, Final
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    DateTime,
-    Double,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    Table,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    and_,
-    or_,
-    text,
-)
+from sqlalchemy import ARRAY, Column, DateTime, Index, MetaData, Table, and_, or_, text
 from sqlalchemy.dialects.postgresql import JSON, JSONB
-from sqlalchemy.schema import SchemaItem
+from sqlalchemy.schema import CheckConstraint, ForeignKeyConstraint, SchemaItem, UniqueConstraint
+from sqlalchemy.types import BigInteger, Boolean, Double, Integer, LargeBinary, SmallInteger, Text, Uuid
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -80,47 +60,44 @@ def table(name: str, comment: str, *parts: SchemaItem, **options: Any) -> Table:
 
 
 def column(
-    name: str, type_: Any, comment: str = "", *, key: bool = False, null: bool = False, default: Any = None
+    name: str, type_: Any, comment: str = "", *, key: bool = False, default: Any = None
 ) -> Column[Any]:
-    """A column of the primary key if `key`, NOT NULL unless `null`; the comment may be that of COMMENTS."""
-    options: dict[str, Any] = {"primary_key": key, "nullable": null, "server_default": default}
+    """A column that is not null, of the primary key if `key`; without a comment it has that of COMMENTS."""
+    options: dict[str, Any] = {"primary_key": key, "nullable": False, "server_default": default}
     return Column(name, type_, autoincrement=False, comment=comment or COMMENTS.get(name), **options)
+
+
+def optional(name: str, type_: Any, comment: str = "") -> Column[Any]:
+    """A column that may be null."""
+    return Column(name, type_, comment=comment or COMMENTS.get(name))
 
 
 def _sizes() -> list[Column[Any]]:
     """Columns of items that are asked before the items are read."""
     return [
         column("size", Integer, "bytes of the payload"),
-        column(
-            "for_model",
-            Text,
-            "the payload without what no model reads; null where that is all of it",
-            null=True,
-        ),
+        optional("for_model", Text, "the payload without what no model reads; null where that is all of it"),
     ]
 
 
 def origin_columns() -> list[Column[Any]]:
     return [
-        column("end_user", Text, "user, else safety_identifier, of its request", null=True),
+        optional("end_user", Text, "user, else safety_identifier, of its request"),
         column("kind", Text, "response, chat or completion: the API that made it"),
     ]
 
 
 def cancel_reason() -> Column[Any]:
-    return column(
-        "cancel_reason",
-        Text,
-        "client_request, client_disconnect, deleted, key_ended, erased or operator",
-        null=True,
+    return optional(
+        "cancel_reason", Text, "client_request, client_disconnect, deleted, key_ended, erased or operator"
     )
 
 
 def engine_times() -> list[Column[Any]]:
     return [
-        column("request_id", Text, "x-request-id of its create", null=True),
-        column("queue_seconds", Double, "from the engine's acceptance to its first step", null=True),
-        column("prefill_seconds", Double, "from its first step to its first token", null=True),
+        optional("request_id", Text, "x-request-id of its create"),
+        optional("queue_seconds", Double, "from the engine's acceptance to its first step"),
+        optional("prefill_seconds", Double, "from its first step to its first token"),
     ]
 
 
@@ -154,63 +131,54 @@ responses = table(
     "one row for each stored response",
     column("tenant", Text, key=True),
     column("id", Uuid, "a UUIDv7; the API shows it as resp_ and its digits", key=True),
-    column("previous_id", Uuid, "the response that it goes on from", null=True),
-    column("conversation_id", Uuid, "the conversation that it belongs to", null=True),
+    optional("previous_id", Uuid, "the response that it goes on from"),
+    optional("conversation_id", Uuid, "the conversation that it belongs to"),
     column("status", Text, "queued, in_progress, completed, incomplete, failed or cancelled"),
     column("background", Boolean),
     column("stream", Boolean, "its create asked for a stream"),
     column("model", Text),
     column("priority", Integer, "a lower number is more urgent", default="0"),
-    column("replica_id", Uuid, "the replica that runs it, or ran it last; null: in the queue", null=True),
+    optional("replica_id", Uuid, "the replica that runs it, or ran it last; null: in the queue"),
     column("attempt", Integer, "how many replicas have run it", default="1"),
     column("deaths", Integer, "replicas that died while they ran it", default="0"),
     column("seed", BigInteger, "of its sampling, given or drawn"),
-    column(
-        "prompt_hash",
-        LargeBinary,
-        "of its prompt's tokens, which a replica that goes on must find again",
-        null=True,
+    optional(
+        "prompt_hash", LargeBinary, "of its prompt's tokens, which a replica that goes on must find again"
     ),
-    column("cancel_requested_at", TIME, "when somebody asked to cancel it", null=True),
+    optional("cancel_requested_at", TIME, "when somebody asked to cancel it"),
     column("created_at", TIME, default=NOW),
-    column("queued_at", TIME, "when a background response was queued", null=True),
-    column("started_at", TIME, "when a replica began it first", null=True),
-    column("first_token_at", TIME, null=True),
-    column("finished_at", TIME, null=True),
-    column("expires_at", TIME, "when it may be purged; null: never", null=True),
-    column(
-        "deleted_at",
-        TIME,
-        "when it was deleted; its row stays while later responses need its items",
-        null=True,
-    ),
-    column("input_tokens", Integer, null=True),
-    column("cached_tokens", Integer, null=True),
-    column("output_tokens", Integer, null=True),
-    column("reasoning_tokens", Integer, null=True),
-    column("turns", JSON, "tokens of each turn of the model; its input has the tools' output", null=True),
-    column("error_code", Text, null=True),
-    column("error_message", Text, "the message of its error", null=True),
-    column("incomplete_reason", Text, "max_output_tokens, if that is why it is incomplete", null=True),
-    column("key_id", Text, null=True),
+    optional("queued_at", TIME, "when a background response was queued"),
+    optional("started_at", TIME, "when a replica began it first"),
+    optional("first_token_at", TIME),
+    optional("finished_at", TIME),
+    optional("expires_at", TIME, "when it may be purged; null: never"),
+    optional("deleted_at", TIME, "when it was deleted; its row stays while later responses need its items"),
+    optional("input_tokens", Integer),
+    optional("cached_tokens", Integer),
+    optional("output_tokens", Integer),
+    optional("reasoning_tokens", Integer),
+    optional("turns", JSON, "tokens of each turn of the model; its input has the tools' output"),
+    optional("error_code", Text),
+    optional("error_message", Text, "the message of its error"),
+    optional("incomplete_reason", Text, "max_output_tokens, if that is why it is incomplete"),
+    optional("key_id", Text),
     column("request", JSON, "what the response repeats of its request"),
-    column("asked", JSON, "the request without its input: what a run is begun again from", null=True),
+    optional("asked", JSON, "the request without its input: what a run is begun again from"),
     column("metadata", JSONB, "for search; request has the exact text"),
-    column(
+    optional(
         "choice",
         SmallInteger,
         "its place in the chat completion whose choice it is; null for other responses",
-        null=True,
     ),
     column("size", Integer, "bytes of the row's contents, and some for the row"),
     *engine_times(),
-    column("trace_parent", Text, "traceparent of its create", null=True),
+    optional("trace_parent", Text, "traceparent of its create"),
     *origin_columns(),
-    column("root_id", Uuid, "the first response of its chain of previous responses", null=True),
+    optional("root_id", Uuid, "the first response of its chain of previous responses"),
     column("turn", Integer, "its place in that chain, the first at 1"),
-    column("weights", Text, "digest of the weights that generate it", null=True),
+    optional("weights", Text, "digest of the weights that generate it"),
     cancel_reason(),
-    column("user_agent", Text, "of its create's client: printable ASCII, at most 200 characters", null=True),
+    optional("user_agent", Text, "of its create's client: printable ASCII, at most 200 characters"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')", name="status"
     ),
@@ -271,12 +239,7 @@ installation = table(
     ),
     column("database_oid", BigInteger, "of the database in the cluster"),
     column("recorded_at", TIME, "when the place was seen for the first time", default=NOW),
-    column(
-        "held_before",
-        TIME,
-        "background responses from before are held: the data is a restored copy",
-        null=True,
-    ),
+    optional("held_before", TIME, "background responses from before are held: the data is a restored copy"),
 )
 
 items = table(
@@ -288,14 +251,14 @@ items = table(
     column("idx", Integer, "its place in its side, the first at 0", key=True),
     column("id", Text, "as the API shows it"),
     column("type", Text),
-    column("role", Text, null=True),
-    column("status", Text, "completed, incomplete, in_progress or failed", null=True),
-    column("name", Text, null=True),
-    column("call_id", Text, null=True),
+    optional("role", Text),
+    optional("status", Text, "completed, incomplete, in_progress or failed"),
+    optional("name", Text),
+    optional("call_id", Text),
     column("payload", JSON),
     column("created_at", TIME, default=NOW),
     *_sizes(),
-    column("seconds", Double, "how long the call took that the server made", null=True),
+    optional("seconds", Double, "how long the call took that the server made"),
     Index("ix_items_id", "tenant", "id"),
     Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
     postgresql_partition_by="range (response_id)",
@@ -326,12 +289,12 @@ conversation_items = table(
     column("position", BigInteger, "grows with every item", key=True),
     column("id", Text, "as the API shows it"),
     column("type", Text),
-    column("role", Text, null=True),
-    column("status", Text, "completed, incomplete, in_progress or failed", null=True),
-    column("name", Text, null=True),
-    column("call_id", Text, null=True),
+    optional("role", Text),
+    optional("status", Text, "completed, incomplete, in_progress or failed"),
+    optional("name", Text),
+    optional("call_id", Text),
     column("payload", JSON),
-    column("response_id", Uuid, "what brought it, which may be gone; null for items put by hand", null=True),
+    optional("response_id", Uuid, "what brought it, which may be gone; null for items put by hand"),
     column("created_at", TIME, default=NOW),
     *_sizes(),
     UniqueConstraint("tenant", "id"),
@@ -355,7 +318,7 @@ item_images = table(
     column("owner", Uuid, "the response or conversation that has the item", key=True),
     column("item_id", Text, "the item's id, as the API shows it", key=True),
     column("digest", LargeBinary, "the picture", key=True),
-    column("removed_at", TIME, "when the item was removed; its picture goes after that", null=True),
+    optional("removed_at", TIME, "when the item was removed; its picture goes after that"),
     ForeignKeyConstraint(["tenant", "digest"], ["images.tenant", "images.digest"]),
     Index("ix_item_images_digest", "tenant", "digest"),
     Index("ix_item_images_removed_at", "removed_at", postgresql_where=text("removed_at is not null")),
@@ -385,9 +348,7 @@ response_events_hot = table(
     column("content_index", Integer),
     column("attempt", Integer, "the attempt that wrote it"),
     column("body", Text, "kind 0: the event's JSON; else a JSON array of deltas"),
-    column(
-        "token_ids", LargeBinary, "int32, little-endian: what the engine gave, for exact resume", null=True
-    ),
+    optional("token_ids", LargeBinary, "int32, little-endian: what the engine gave, for exact resume"),
     column(
         "at",
         Double,
@@ -424,7 +385,7 @@ idempotency_keys = table(
     column("digest", LargeBinary, "SHA-256 of the request that used it first"),
     column("response_id", Uuid, "the response that it began"),
     column("created_at", TIME, default=NOW),
-    column("replica_id", Uuid, "the replica that claimed it", null=True),
+    optional("replica_id", Uuid, "the replica that claimed it"),
     Index("ix_idempotency_keys_created_at", "created_at"),
 )
 

@@ -84,7 +84,6 @@ _NOT_READY = 0
 
 class TimeoutConnection(psycopg.Connection[Any]):
     """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
-
     The time applies to each exchange with the server; COPY of many rows consists of many.
     """
 
@@ -110,9 +109,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
-
-        It takes one exchange with the server; three where a transaction begins with settings.
+        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own. It
+        takes one exchange with the server; three where a transaction begins with settings.
         """
         self.autocommit = not self.transaction_settings
         try:
@@ -169,9 +167,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return True
 
     def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
-        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY.
-
-        Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
+        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY. Raises
+        psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
         poll = select.poll()
         poll.register(self.pgconn.socket)
@@ -228,7 +225,6 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
 
 class _TimeLoader(TimestamptzLoader):
     """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
-
     Otherwise one such row fails every statement that reads it.
     """
 
@@ -243,7 +239,6 @@ class _TimeLoader(TimestamptzLoader):
 
 def synchronous(url: str) -> SessionSettings:
     """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name.
-
     Sessions set it themselves, since it may be off by default in the cluster, the database or the role.
     """
     named = _SYNCHRONOUS_COMMIT.findall(str(conninfo_to_dict(url).get("options") or ""))

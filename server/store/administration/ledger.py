@@ -35,9 +35,8 @@ MAX_TAG = 64
 
 
 def tags_of(metadata: Mapping[str, str]) -> str | None:
-    """The JSON of the pairs whose values are short; None if there is none. Pure.
-
-    Requests are bounded to 16 pairs, with names of 64 characters.
+    """The JSON of the pairs whose values are short; None if there is none. Pure. Requests are bounded to 16
+    pairs, with names of 64 characters.
     """
     tags = {name: value for name, value in metadata.items() if len(value) <= MAX_TAG}
     return json.dumps(tags) if tags else None

@@ -4,24 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Date,
-    Index,
-    Integer,
-    LargeBinary,
-    Numeric,
-    PrimaryKeyConstraint,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    text,
-)
+from sqlalchemy import ARRAY, Column, Date, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.schema import CheckConstraint, PrimaryKeyConstraint, UniqueConstraint
+from sqlalchemy.types import BigInteger, Boolean, Integer, LargeBinary, Numeric, Text, Uuid
 
 from server.caller import Limits
 from server.store.tables import (
@@ -32,6 +18,7 @@ from server.store.tables import (
     column,
     engine_times,
     metadata,
+    optional,
     origin_columns,
     table,
 )
@@ -42,10 +29,10 @@ _PERIODS = "budget_period in ('day', 'month', 'total')"
 def _limits() -> list[Column[Any]]:
     """Limits and budgets of a tenant or a key; null: none of its own."""
     return [
-        column("requests_per_minute", Integer, null=True),
-        column("tokens_per_minute", BigInteger, null=True),
-        column("budget_tokens", BigInteger, "input and output tokens in a period", null=True),
-        column("budget_cost", Numeric, "in the currency of the prices", null=True),
+        optional("requests_per_minute", Integer),
+        optional("tokens_per_minute", BigInteger),
+        optional("budget_tokens", BigInteger, "input and output tokens in a period"),
+        optional("budget_cost", Numeric, "in the currency of the prices"),
         column("budget_period", Text, default="month"),
     ]
 
@@ -58,23 +45,21 @@ api_keys = table(
     column("name", Text, "what its maker called it"),
     column("digest", LargeBinary, "SHA-256 of the whole key"),
     column("created_at", TIME, default=NOW),
-    column("last_used_at", TIME, "when it was used last, to the minute", null=True),
-    column("expires_at", TIME, "from when on it is refused; null: never", null=True),
-    column("revoked_at", TIME, "when it was revoked", null=True),
+    optional("last_used_at", TIME, "when it was used last, to the minute"),
+    optional("expires_at", TIME, "from when on it is refused; null: never"),
+    optional("revoked_at", TIME, "when it was revoked"),
     column(
         "priority_floor",
         Integer,
         "the most urgent priority of its requests; a lower number is more urgent",
         default="0",
     ),
-    column("first_used_at", TIME, "when it was used first", null=True),
+    optional("first_used_at", TIME, "when it was used first"),
     column("scopes", ARRAY(Text), "read, write, admin, metrics", default="{read,write}"),
-    column("models", ARRAY(Text), "models it may use; null: all", null=True),
-    column("tools", ARRAY(Text), "tools run by the server that it may use; null: all", null=True),
-    column("replaced_by", Text, "the key that rotation made in its place", null=True),
-    column(
-        "first_key", Text, "the first key of its rotations, as which it is counted; null: itself", null=True
-    ),
+    optional("models", ARRAY(Text), "models it may use; null: all"),
+    optional("tools", ARRAY(Text), "tools run by the server that it may use; null: all"),
+    optional("replaced_by", Text, "the key that rotation made in its place"),
+    optional("first_key", Text, "the first key of its rotations, as which it is counted; null: itself"),
     column(
         "ends_streams", Boolean, "what runs with it is ended when it expires or is revoked", default="false"
     ),
@@ -89,11 +74,11 @@ tenants = table(
     column("tenant", Text, key=True),
     column("contact", Text, "whom to ask", default=""),
     column("created_at", TIME, default=NOW),
-    column("max_unfinished", Integer, "unfinished responses on one replica", null=True),
-    column("max_queued", Integer, "queued background responses", null=True),
-    column("max_stored_bytes", BigInteger, "beyond it, what would be stored is refused", null=True),
-    column("retention_days", Integer, "0: without expiry", null=True),
-    column("conversation_days", Integer, "0: without expiry", null=True),
+    optional("max_unfinished", Integer, "unfinished responses on one replica"),
+    optional("max_queued", Integer, "queued background responses"),
+    optional("max_stored_bytes", BigInteger, "beyond it, what would be stored is refused"),
+    optional("retention_days", Integer, "0: without expiry"),
+    optional("conversation_days", Integer, "0: without expiry"),
     *_limits(),
     CheckConstraint(_PERIODS, name="budget_period"),
 )
@@ -113,7 +98,7 @@ usage_ledger = table(
     "metering: one row for each ended response, stored or not, without its content",
     column("tenant", Text, key=True),
     column("response_id", Uuid, "a UUIDv7; the API shows it as resp_ and its digits", key=True),
-    column("key_id", Text, null=True),
+    optional("key_id", Text),
     column("model", Text),
     column("status", Text, "completed, incomplete, failed or cancelled"),
     column("stored", Boolean, "it had a row in responses"),
@@ -124,16 +109,14 @@ usage_ledger = table(
     column("started_at", TIME, "when it was accepted", default=NOW),
     column("finished_at", TIME, default=NOW),
     *engine_times(),
-    column("first_token_at", TIME, null=True),
-    column("error_code", Text, null=True),
-    column("cost", Numeric, "null: no price", null=True),
+    optional("first_token_at", TIME),
+    optional("error_code", Text),
+    optional("cost", Numeric, "null: no price"),
     *origin_columns(),
     column("background", Boolean),
     column("attempt", Integer, "how many replicas ran it"),
     cancel_reason(),
-    column(
-        "metadata", JSONB, "of a stored response: pairs whose values have at most 64 characters", null=True
-    ),
+    optional("metadata", JSONB, "of a stored response: pairs whose values have at most 64 characters"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_time", "finished_at"),
     postgresql_partition_by="range (response_id)",
@@ -208,9 +191,9 @@ audit_trail = table(
     column("at", TIME, "when it was changed", default=NOW),
     column("actor", Text, "key:ID, user:NAME, token:SUBJECT"),
     column("action", Text, "such as key.create, tenant.update"),
-    column("tenant", Text, "whose it was; null: nobody's", null=True),
-    column("target", Text, "the id of what was changed", null=True),
-    column("request_id", Text, "x-request-id of the request that changed it", null=True),
+    optional("tenant", Text, "whose it was; null: nobody's"),
+    optional("target", Text, "the id of what was changed"),
+    optional("request_id", Text, "x-request-id of the request that changed it"),
     column("details", JSONB, "what was changed, without secrets", default="{}"),
     Index("ix_audit_trail_at", text("at desc")),
 )
@@ -261,12 +244,12 @@ webhook_endpoints = table(
         default="false",
     ),
     column("secret", Text, "sealed with the server's seal key"),
-    column("old_secret", Text, "sealed; signs, too, until old_secret_until", null=True),
-    column("old_secret_until", TIME, "until when the secret before the last rotation signs, too", null=True),
+    optional("old_secret", Text, "sealed; signs, too, until old_secret_until"),
+    optional("old_secret_until", TIME, "until when the secret before the last rotation signs, too"),
     column("created_at", TIME, default=NOW),
     column("updated_at", TIME, "when it was last changed", default=NOW),
-    column("disabled_at", TIME, "since when nothing is sent to it; null: it is enabled", null=True),
-    column("disabled_reason", Text, "why", null=True),
+    optional("disabled_at", TIME, "since when nothing is sent to it; null: it is enabled"),
+    optional("disabled_reason", Text, "why"),
     UniqueConstraint("id"),
 )
 
@@ -281,15 +264,13 @@ webhook_deliveries = table(
     column("type", Text, "such as response.completed"),
     column("created_at", TIME, "the end of the response", default=NOW),
     column("attempts", Integer, "how many have begun", default="0"),
-    column(
-        "next_attempt_at", TIME, "while claimed: when the claim ends; null: no further attempt", null=True
-    ),
+    optional("next_attempt_at", TIME, "while claimed: when the claim ends; null: no further attempt"),
     column("give_up_at", TIME, "when no further attempt is made"),
-    column("last_attempt_at", TIME, "when the last attempt ended", null=True),
-    column("last_status", Integer, "HTTP status of the last answer; null without one", null=True),
-    column("last_error", Text, "why the last attempt failed", null=True),
-    column("delivered_at", TIME, "when it was received", null=True),
-    column("given_up_at", TIME, "when it was given up", null=True),
+    optional("last_attempt_at", TIME, "when the last attempt ended"),
+    optional("last_status", Integer, "HTTP status of the last answer; null without one"),
+    optional("last_error", Text, "why the last attempt failed"),
+    optional("delivered_at", TIME, "when it was received"),
+    optional("given_up_at", TIME, "when it was given up"),
     Index(
         "ix_webhook_deliveries_due",
         "endpoint_id",
@@ -361,7 +342,7 @@ storage_changes = table(
     column("tenant", Text, key=True),
     column("id", Uuid, "random", key=True, default=RANDOM),
     column("bytes", BigInteger, "less than 0 where something was removed"),
-    column("day", Date, "in UTC; null: storage_days has it, or nobody knows", null=True),
+    optional("day", Date, "in UTC; null: storage_days has it, or nobody knows"),
     postgresql_with=_OFTEN_CHANGED,
 )
 

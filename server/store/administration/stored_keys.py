@@ -5,21 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Text,
-    bindparam,
-    func,
-    literal,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, bindparam, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql.expression import ColumnElement, Select
+from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
@@ -71,17 +60,7 @@ class StoredKey:
         return self.revoked_at is None and (expires_at is None or expires_at > now)
 
 
-_ROW_FIELDS = (
-    "tenant",
-    "id",
-    "digest",
-    "created_at",
-    "first_used_at",
-    "last_used_at",
-    "revoked_at",
-    "replaced_by",
-    "first_key",
-)
+_ROW_FIELDS = tuple(StoredKey.__dataclass_fields__)[:-2]
 _PROPERTY_FIELDS = ("name", "priority_floor", "ends_streams", "expires_at")
 _NOT_REVOKED = api_keys.c.revoked_at.is_(None)
 _VALID = _NOT_REVOKED & or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.clock_timestamp())
@@ -175,9 +154,8 @@ def get(connection: Connection, key_id: str, *, lock: bool = False) -> StoredKey
 
 
 def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
-    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use.
-
-    Skips a locked row, so that no request waits.
+    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use. Skips a locked
+    row, so that no request waits.
     """
     due = (
         select(api_keys.c.id, api_keys.c.first_used_at.is_(None).label("is_first"))

@@ -73,9 +73,8 @@ _FORGET_USERS = text("""
 
 
 def fold(connection: Connection) -> bool:
-    """Moves changes into the sums of their days; returns whether there may be more.
-
-    Does nothing for a few changes, or while another replica folds.
+    """Moves changes into the sums of their days; returns whether there may be more. Does nothing for a few
+    changes, or while another replica folds.
     """
     if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
         return False
@@ -89,26 +88,17 @@ def forget_users(connection: Connection) -> None:
 
 
 _LOCK_SUMS = text("select pg_advisory_xact_lock(:lock)")
-_BLANK_CHANGES = text("update usage_changes set end_user = '' where tenant = :tenant and end_user = :user")
-_FORGET_USER = text("delete from user_days where tenant = :tenant and end_user = :user")
+_OF_USERS = "tenant = :tenant and end_user <> '' and (cast(:user as text) is null or end_user = :user)"
+_BLANK_CHANGES = text(f"update usage_changes set end_user = '' where {_OF_USERS}")
+_FORGET_DAYS = text(f"delete from user_days where {_OF_USERS}")
 
 
-_BLANK_ALL = text("update usage_changes set end_user = '' where tenant = :tenant and end_user <> ''")
-_FORGET_ALL = text("delete from user_days where tenant = :tenant")
-
-
-def forget_user(connection: Connection, tenant: str, user: str) -> int:
-    """Removes an end user's sums, and the name from changes, while nobody folds; returns how many rows."""
+def forget(connection: Connection, tenant: str, user: str | None) -> int:
+    """Removes the sums of an end user, or of all of a tenant, and their names from changes; returns how many
+    rows that are. Nobody folds meanwhile.
+    """
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
     parameters = {"tenant": tenant, "user": user}
     return sum(
-        connection.execute(statement, parameters).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER)
+        connection.execute(statement, parameters).rowcount for statement in (_BLANK_CHANGES, _FORGET_DAYS)
     )
-
-
-def forget_names(connection: Connection, tenant: str) -> int:
-    """Removes the names of all end users of a tenant from the sums; returns the number of rows."""
-    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
-    parameters = {"tenant": tenant}
-    blanked = connection.execute(_BLANK_ALL, parameters).rowcount
-    return blanked + connection.execute(_FORGET_ALL, parameters).rowcount

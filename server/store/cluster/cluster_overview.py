@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 
 from server.store.database import clock
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 from server.store.schema.partition_removal import row_by_row
 from server.store.schema.partitions import ranged_partitions
 from server.store.tables import replicas
@@ -66,9 +66,8 @@ class ClusterOverview:
 
 
 def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOverview:
-    """Reads all of it, in one transaction of the caller's. Raises DatabaseError.
-
-    With a retention, what waits for its partition to be dropped is not overdue.
+    """Reads all of it, in one transaction of the caller's. Raises DatabaseError. With a retention, what waits
+    for its partition to be dropped is not overdue.
     """
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
@@ -116,15 +115,9 @@ def replicas_page(
     query = select(*(columns[name] for name in _COLUMNS), age.label("heartbeat_age"))
     if state is not None:
         query = query.where(columns.state == state)
-    start = None
-    if after is not None:
-        start = connection.execute(select(columns.started_at, columns.id).where(columns.id == after)).first()
-        if start is None:
-            return None
-    rows = connection.execute(
-        page(query, (columns.started_at, columns.id), start, limit, descending=newest_first)
-    )
-    return [ListedReplica(**row._mapping) for row in rows]
+    order = (columns.started_at, columns.id)
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first)
+    return None if rows is None else [ListedReplica(**row._mapping) for row in rows]
 
 
 _REMOVE_ENDED = text("""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
+from sqlalchemy import Connection, text
 
 from server.protocol.ids import new_uuid
 from server.store.keyset_page import distinct
@@ -45,9 +45,8 @@ def register_replica(
     models: Sequence[str],
     revision: str,
 ) -> UUID:
-    """Inserts the row of a new replica, which is alive from now on; returns its id.
-
-    `revision` is the one of the schema that its release needs.
+    """Inserts the row of a new replica, which is alive from now on; returns its id. `revision` is the one of
+    the schema that its release needs.
     """
     replica = new_uuid()
     row = {"host": host, "pid": pid, "version": version, "revision": revision, "role": role}
@@ -71,13 +70,13 @@ def fence(connection: Connection, replica: UUID) -> datetime:
 
 
 _WRITE_HEARTBEAT = text(
-    "update replicas set heartbeat_at = clock_timestamp(), reading = :reading"
+    "update replicas set heartbeat_at = clock_timestamp(), reading = cast(:reading as uuid[])"
     " where id = :id and state = 'alive'"
-).bindparams(bindparam("reading", type_=ARRAY(Uuid)))
+)
 _REMOTELY_READ = text(
     "select distinct response from replicas r, unnest(r.reading) response"
-    " where r.id <> :id and r.state = 'alive' and response = any(:responses)"
-).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
+    " where r.id <> :id and r.state = 'alive' and response = any(cast(:responses as uuid[]))"
+)
 
 
 def write_heartbeat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
@@ -154,13 +153,14 @@ further one anything, did not die of this response at once; the next one goes on
 _RELEASE_ORPHANS = text(f"""
     with left_over as materialized (
         select tenant, id, replica_id from responses
-        where status = 'in_progress' and replica_id = any(:owners)
+        where status = 'in_progress' and replica_id = any(cast(:owners as uuid[]))
         for update skip locked)
     update responses r set replica_id = null, deaths = deaths + {COUNTED_DEATH}
     from left_over l
-    where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
+    where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress'
+      and r.replica_id = any(cast(:owners as uuid[]))
     returning l.replica_id
-""").bindparams(bindparam("owners", type_=ARRAY(Uuid)))
+""")
 """The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
 claimed row against them again, so a living replica's claim is kept."""
 
@@ -183,9 +183,8 @@ def expire_replicas(connection: Connection, silent: Mapping[UUID, HeartbeatTime]
 
 
 def release_orphans(connection: Connection) -> dict[UUID, int]:
-    """Releases the unfinished responses of dead and stopped replicas; returns how many of which replica.
-
-    A replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
+    """Releases the unfinished responses of dead and stopped replicas; returns how many of which replica. A
+    replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
     """
     owners = list(connection.scalars(_DEAD_OWNERS))
     return dict(Counter(connection.scalars(_RELEASE_ORPHANS, {"owners": owners}))) if owners else {}

@@ -124,9 +124,8 @@ class QueryResult:
 
 
 def prepare_embedded(url: str) -> str:
-    """The URL of the reader of an embedded database, which is made if there is none. Raises QueryFailed.
-
-    It needs no password: whoever may use the socket's directory is trusted.
+    """The URL of the reader of an embedded database, which is made if there is none. Raises QueryFailed. It
+    needs no password: whoever may use the socket's directory is trusted.
     """
     try:
         if not database_roles.has_user(url, EMBEDDED_USER):

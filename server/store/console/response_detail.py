@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from server.store.console.history import LAST_INPUT
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.content import stored_items
-from server.store.log_read import STREAM_BODY, CompactedStream, LogRow
+from server.store.log_read import LOG_COLUMNS, STREAM_BODY, CompactedStream, LogRow, hot_row
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
@@ -239,8 +239,8 @@ class LogPage(NamedTuple):
     """The sequence number after the last event that was committed."""
 
 
-_HOT = text("""
-    select first_seq, n, kind, output_index, content_index, at, body, attempt from response_events_hot
+_HOT = text(f"""
+    select {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
 """)
 _HOT_END = text("""
@@ -267,13 +267,7 @@ def read_log(
     end = connection.scalar(_HOT_END, of)
     if end is not None:
         rows = connection.execute(_HOT, {**of, "first": first, "limit": limit})
-        return LogPage(
-            [
-                LogRow(seq, n, kind, output, content, at, msgspec.Raw(body.encode()), attempt)
-                for seq, n, kind, output, content, at, body, attempt in rows
-            ],
-            end,
-        )
+        return LogPage([hot_row(row) for row in rows], end)
     stream = connection.execute(_STREAM, of).first()
     if stream is None:
         return LogPage([], 0)

@@ -127,9 +127,8 @@ _LISTED = select(*(table.c[name] for name in ("id", "metadata", "created_at", "n
 def list_page(
     connection: Connection, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
 ) -> list[ListedConversation]:
-    """The conversations that come after one, by age; one more than `limit` if there are so many.
-
-    Ids begin with the time, so their order is that of creation.
+    """The conversations that come after one, by age; one more than `limit` if there are so many. Ids begin
+    with the time, so their order is that of creation.
     """
     query = _LISTED.where(table.c.tenant == tenant)
     rows = connection.execute(

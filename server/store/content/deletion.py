@@ -62,10 +62,8 @@ _REMOVE = (
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
-    """Deletes a response for all readers.
-
-    None if it does not exist; True if it is still running, and the caller must cancel it. The rows of a
-    running response are removed when it ends.
+    """Deletes a response for all readers. None if it does not exist; True if it is still running, and the
+    caller must cancel it. The rows of a running response are removed when it ends.
     """
     parameters = {"tenant": tenant, "id": response_id}
     status = connection.execute(_DELETE, parameters).scalar()
@@ -113,9 +111,8 @@ class ExpiredRange(NamedTuple):
     """None: until now."""
 
     def condition(self, key: str, expiry: str, now: str = "statement_timestamp()") -> str:
-        """SQL for rows of the range, by the expressions of their id and expiry.
-
-        It has literals: with parameters Postgres makes a plan for all ranges, which sorts what has expired.
+        """SQL for rows of the range, by the expressions of their id and expiry. It has literals: with
+        parameters Postgres makes a plan for all ranges, which sorts what has expired.
         """
         expired = f"{expiry} <= " + (f"'{self.until}'" if self.until else now)
         lowest = "" if self.low == LOWEST else f" and {key} >= '{self.low}'"

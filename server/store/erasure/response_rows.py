@@ -114,9 +114,8 @@ def remove(connection: Connection, subject: Subject, ids: Sequence[UUID]) -> int
 
 
 def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUID], limit: int) -> int:
-    """Ends and removes unfinished responses that no replica owns, while none is alive; returns how many.
-
-    They are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
+    """Ends and removes unfinished responses that no replica owns, while none is alive; returns how many. They
+    are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
     """
     parameters = {**subject.parameters, "ids": list(ids), "limit": limit}
     found = connection.execute(_LOCK_ABANDONED, parameters).all()
@@ -149,9 +148,8 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
 
 
 def _remove(connection: Connection, subject: Subject, ids: Collection[UUID], own: Collection[UUID]) -> int:
-    """Removes locked responses with their items, events and uses of pictures.
-
-    The ledger's lines of `own` become anonymous, or go with a tenant whose usage is not kept.
+    """Removes locked responses with their items, events and uses of pictures. The ledger's lines of `own`
+    become anonymous, or go with a tenant whose usage is not kept.
     """
     if not ids:
         return 0

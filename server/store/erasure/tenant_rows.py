@@ -72,7 +72,7 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
             return 0
         return connection.execute(_REDUCE, parameters).rowcount
     if table == "user_days" and keep_usage:
-        return usage_days.forget_names(connection, tenant)
+        return usage_days.forget(connection, tenant, None)
     if table in ("usage_changes", "usage_days") and keep_usage:
         return 0
     if table == "usage_ledger" and keep_usage:

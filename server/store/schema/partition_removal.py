@@ -47,9 +47,8 @@ class Survey(NamedTuple):
 
 
 def is_dropped(survey: Survey) -> bool:
-    """Whether the partition goes as a whole; otherwise its rows are deleted one by one. Pure.
-
-    One of which nothing is due any more goes, too, so that partitions do not accumulate.
+    """Whether the partition goes as a whole; otherwise its rows are deleted one by one. Pure. One of which
+    nothing is due any more goes, too, so that partitions do not accumulate.
     """
     due = survey.rows - survey.kept
     return (
@@ -125,9 +124,8 @@ _DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 
 
 def survivors(connection: Connection, table: str, partition: Partition, term: float) -> list[ResponseKey]:
-    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows.
-
-    `term` is the time after a response's end until it may go, in seconds; of the ledger's entries in days.
+    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows. `term` is
+    the time after a response's end until it may go, in seconds; of the ledger's entries in days.
     """
     parameters = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], parameters)]
@@ -150,9 +148,8 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
 
 
 def detach(connection: Connection, parts: Sequence[str], age: timedelta, kept: Sequence[ResponseKey]) -> None:
-    """Detaches partitions of one range and moves what is kept, in the caller's transaction.
-
-    Raises DatabaseError, one that `is_contention` where a lock was not to be had at once.
+    """Detaches partitions of one range and moves what is kept, in the caller's transaction. Raises
+    DatabaseError, one that `is_contention` where a lock was not to be had at once.
     """
     connection.execute(_DETACH, {"parts": list(parts), "age": age, **arrays.fields(ResponseKey, kept)})
 
@@ -170,7 +167,6 @@ def first_kept_id(connection: Connection) -> UUID:
 
 def drop(connection: Connection, table: str, ended: str, term: float) -> dict[str, int]:
     """Does what is left to do for the rows of a detached partition, and drops it; `term` as of `survivors`.
-
     Returns how many responses readers have lost, by tenant; nothing for the ledger.
     """
     parameters = {"ended": ended, "term": term}

@@ -41,9 +41,8 @@ class Partition(NamedTuple):
 
 
 def width_of(retention_days: int) -> timedelta:
-    """The width of new partitions: a tenth of the retention in full hours, at least one, at most 30 days.
-
-    So expired rows stay at most a tenth longer until their partition goes, and a dozen partitions exist.
+    """The width of new partitions: a tenth of the retention in full hours, at least one, at most 30 days. So
+    expired rows stay at most a tenth longer until their partition goes, and a dozen partitions exist.
     """
     if not retention_days:
         return MAX_WIDTH

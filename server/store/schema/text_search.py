@@ -14,7 +14,6 @@ LOCK_SECONDS = 60.0
 
 def turn_on(url: str) -> None:
     """Builds the index partition by partition, beside traffic; a repeated call goes on where one has failed.
-
     `url` leads to a session, not to a pooler. Raises DatabaseError.
     """
 

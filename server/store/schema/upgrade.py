@@ -87,7 +87,6 @@ def state_of(connection: Connection) -> SchemaState:
 
 def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:
     """Returns once Postgres accepts connections, or after `seconds`; calls `on_wait` once if it must wait.
-
     Postgres is asked as `pg_isready` does: without a login, so wrong credentials are no reason to wait.
     """
     deadline = monotonic() + seconds

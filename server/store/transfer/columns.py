@@ -13,41 +13,20 @@ from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    DateTime,
-    Double,
-    Integer,
-    LargeBinary,
-    Numeric,
-    SmallInteger,
-    Table,
-    Text,
-    Uuid,
-)
+from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects.postgresql import JSON
 
+from server.store import tables
 from server.store.administration.operator_tables import usage_ledger
-from server.store.tables import (
-    conversation_items,
-    conversations,
-    images,
-    items,
-    prompts,
-    response_streams,
-    responses,
-)
 
 TABLES: Final[dict[str, Table]] = {
-    "image": images,
-    "prompt": prompts,
-    "conversation": conversations,
-    "conversation.item": conversation_items,
-    "response": responses,
-    "response.item": items,
-    "response.stream": response_streams,
+    "image": tables.images,
+    "prompt": tables.prompts,
+    "conversation": tables.conversations,
+    "conversation.item": tables.conversation_items,
+    "response": tables.responses,
+    "response.item": tables.items,
+    "response.stream": tables.response_streams,
     "usage": usage_ledger,
 }
 """Tables by the `object` of a line."""
@@ -112,20 +91,20 @@ def from_json(column: Column[Any], raw: bytes) -> Any:
 _NUMBER_TEXT: Final = Annotated[str, msgspec.Meta(max_length=40)]
 _FORMS: Final[tuple[tuple[type, Any, str], ...]] = (
     (JSON, object, "JSON"),
-    (Uuid, UUID, "a UUID"),
-    (Boolean, bool, "true or false"),
-    (Double, Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)], "a number"),
-    (Numeric, _NUMBER_TEXT, "a number as text"),
-    (DateTime, Annotated[datetime, msgspec.Meta(tz=True)], "a time with its zone"),
-    (LargeBinary, bytes, "base64"),
-    (Text, str, "text"),
+    (types.Uuid, UUID, "a UUID"),
+    (types.Boolean, bool, "true or false"),
+    (types.Double, Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)], "a number"),
+    (types.Numeric, _NUMBER_TEXT, "a number as text"),
+    (types.DateTime, Annotated[datetime, msgspec.Meta(tz=True)], "a time with its zone"),
+    (types.LargeBinary, bytes, "base64"),
+    (types.Text, str, "text"),
     *(
         (
             kind,
             Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)],
             f"an integer of {bits} bits",
         )
-        for kind, bits in ((SmallInteger, 16), (BigInteger, 64), (Integer, 32))
+        for kind, bits in ((types.SmallInteger, 16), (types.BigInteger, 64), (types.Integer, 32))
     ),
 )
 """Types of columns with those of their JSON; in this order, since a Double is a Numeric, too."""

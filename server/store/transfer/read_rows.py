@@ -13,7 +13,6 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
-from server.store.timeout_connection import psycopg_connection
 from server.store.transfer.columns import TABLES, columns_of
 
 _LIMITS: Final = {"statement_timeout": "0", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "0"}
@@ -73,12 +72,12 @@ _UNFINISHED = text(f"""
 @contextmanager
 def export_snapshot(database: Database) -> Iterator[Connection]:
     """A connection in a transaction that sees one state of the database, for as long as it takes."""
-    with database.dedicated_connection("export", limits=_LIMITS) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = _PATIENCE_S
-        with connection.begin():
-            connection.execute(text("set transaction isolation level repeatable read, read only"))
-            yield connection
+    with (
+        database.dedicated_connection("export", limits=_LIMITS, patience=_PATIENCE_S) as connection,
+        connection.begin(),
+    ):
+        connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
 
 
 def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequence[Any]]:
