@@ -56,7 +56,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
     def work(connection: Connection) -> StoredCompletion:
         for stored in _require_answered(
-            responses.lock_choices(connection, tenant, _candidates(first)), first
+            responses.get_choices(connection, tenant, _candidates(first), lock=True), first
         ):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})

@@ -38,7 +38,6 @@ _LAST_LOOK_S = 2.0
 _NO_REPLICA = UUID(int=0)
 _YOUNG_DAYS = 1
 """Entries of the ledger that are younger are in no partition that was detached before they were written."""
-
 T = TypeVar("T")
 
 

@@ -6,7 +6,7 @@ what the server could not have written.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -176,20 +176,14 @@ def _check_stream(values: dict[str, Any]) -> None:
         raise BadValue("its body has other events than last_seq says")
 
 
-def _check_conversation(values: dict[str, Any]) -> None:
-    decode_as(values["metadata"], dict[str, str])
-
-
-_CHECKS: Final = {
+_CHECKS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
     "image": _check_image,
-    "conversation": _check_conversation,
+    "conversation": lambda values: decode_as(values["metadata"], dict[str, str]),
     "conversation.item": _check_item,
     "response": _check_response,
     "response.item": _check_item,
     "response.stream": _check_stream,
 }
-
-
 _LIMITS: Final = {
     "statement_timeout": "60s",
     "lock_timeout": "10s",

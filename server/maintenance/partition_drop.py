@@ -20,7 +20,6 @@ from server.store.schema import partition_removal, partitions
 from server.store.schema.partitions import CONTENT, Partition
 
 log = logging.getLogger("holdfast.retention")
-
 STATEMENT_SECONDS = 900
 """The time of a statement that reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0

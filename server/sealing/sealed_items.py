@@ -75,9 +75,8 @@ UNREADABLE = "[Earlier parts of this conversation were compacted by another serv
 
 
 def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
-    """The items as a model reads them: a compaction becomes a developer message with its summary.
-
-    A response's own compaction replaces everything before it. Reasoning that another server has sealed stays
+    """The items as a model reads them: a compaction becomes a developer message with its summary. A
+    response's own compaction replaces everything before it. Reasoning that another server has sealed stays
     without content; every model format skips it.
     """
     unsealed: list[Item] = []
@@ -97,16 +96,12 @@ def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
         case Compaction(encrypted_content=""):
             return None  # of a response that ended during its compaction
         case Compaction(encrypted_content=sealed):
-            return _compaction_message(item.id, seal.open("compaction", tenant, sealed))
+            summary = seal.open("compaction", tenant, sealed)
+            if summary is None:
+                return Message(item.id, "completed", "developer", [InputText(UNREADABLE)])
+            return summary_message(item.id, summary) if summary else None
         case _:
             return item
-
-
-def _compaction_message(item_id: str, summary: str | None) -> Message | None:
-    """A compaction as a developer message; None if its summary is empty."""
-    if summary is None:
-        return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
-    return summary_message(item_id, summary) if summary else None
 
 
 def seal_reasoning(response: Response, seal: Seal, tenant: str) -> Response:

@@ -15,7 +15,6 @@ from sqlalchemy.dialects import postgresql
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 _NUMBERED = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-
 _JSON = ("json", "jsonb")
 _TYPES: Final[Mapping[object, str]] = {
     str: "text",

@@ -141,10 +141,9 @@ class PageTime:
 
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
-    """A transaction that sees one state of the database and can change nothing.
-
-    What is read of a page is compared before more of it is fetched, which may take a slow machine longer than
-    a transaction of the server may be idle.
+    """A transaction that sees one state of the database and can change nothing. What is read of a page is
+    compared before more of it is fetched, which may take a slow machine longer than a transaction of the
+    server may be idle.
     """
     with connection.begin():
         connection.execute(text("set transaction isolation level repeatable read, read only"))
@@ -200,7 +199,9 @@ def responses(
 ) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
     highest, left = _HIGHEST, scope.limit
-    lowest = _lowest(scope.since)
+    lowest = UUID(int=0)
+    if scope.since is not None:
+        lowest = min_uuid_at(int((scope.since - _MAX_CLOCK_SKEW).timestamp() * 1000))
     while left is None or left > 0:
         size = PAGE if left is None else min(left, PAGE)
         bounds = {"highest": highest, "lowest": lowest, "since": scope.since, "page": size}
@@ -213,12 +214,6 @@ def responses(
             return
         highest = UUID(int=rows[-1].id.int - 1)
         left = None if left is None else left - size
-
-
-def _lowest(since: datetime | None) -> UUID:
-    if since is None:
-        return UUID(int=0)
-    return min_uuid_at(int((since - _MAX_CLOCK_SKEW).timestamp() * 1000))
 
 
 def _audited_responses(
@@ -355,10 +350,9 @@ def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation
 
 
 def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
-    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
-
-    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
-    Younger keys may belong to an unstored response that still runs.
+    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry. Excluded
+    are keys from the lifetime of a dead replica, with which an unstored response may have been lost. Younger
+    keys may belong to an unstored response that still runs.
     """
     with snapshot(connection):
         return [

@@ -94,10 +94,9 @@ _LOST = text(f"""
 
 
 def lost(connection: Connection, replica: UUID, acknowledged: Sequence[Acknowledged]) -> list[UUID]:
-    """Responses of which something acknowledged is missing, or that this replica does not run any more.
-
-    A response that is over counts only while its row says that this replica still runs it in that attempt:
-    what others have made of it since, or its deletion, stands.
+    """Responses of which something acknowledged is missing, or that this replica does not run any more. A
+    response that is over counts only while its row says that this replica still runs it in that attempt: what
+    others have made of it since, or its deletion, stands.
     """
     if not acknowledged:
         return []

@@ -38,10 +38,8 @@ from server.store.timeout_connection import (
 log = logging.getLogger("holdfast.database")
 C = TypeVar("C")
 T = TypeVar("T")
-
 RETRY_S = 5.0
 """Seconds that a request retries while the database is unavailable."""
-
 _PAUSE_S = 0.1
 _RECENT_USE_S = 1.0
 """Seconds since its last use within which a pooled connection is not pinged at checkout."""
@@ -53,7 +51,6 @@ _REPLACEMENT_S = 1.0
 """Seconds between two replacements of all pooled connections while the database takes no writes."""
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
-
 ASYNCHRONOUS: SessionSettings = {"synchronous_commit": "off"}
 """Commits do not wait for the disk."""
 _COMMIT_SYNCHRONOUSLY = text(

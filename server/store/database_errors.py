@@ -9,13 +9,10 @@ from sqlalchemy import exc
 
 DatabaseError = exc.SQLAlchemyError
 """Raised by store functions when Postgres is unreachable or reports an error."""
-
 TransientError = (exc.OperationalError, exc.InterfaceError, exc.InternalError)
 """Errors that may pass: a lost or timed out connection, a restarting server, a full disk."""
-
 AlreadyThere = exc.IntegrityError
 """A row with that key is there, or another constraint does not hold."""
-
 CommitFailure = Literal[
     "unavailable", "timed_out", "limited", "rejected", "ownership_lost", "schema_mismatch"
 ]
@@ -26,12 +23,10 @@ CommitFailure = Literal[
 already, an exception of our own code.
 `ownership_lost`: the response is not this replica's.
 `schema_mismatch`: the schema, or a right to it, is not what this release needs, whatever is written."""
-
 ReadFailure = Literal["undecodable", "passing", "environment"]
 """`undecodable`: the row's own content is at fault, and stays so.
 `passing`: this row cannot be read now, perhaps for its size; others may be.
 `environment`: a right, a column, the session or the server is at fault, whichever row is read."""
-
 _RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _UNAVAILABLE = ("08", "53", "57P", "58", "25006", "25P03")

@@ -33,7 +33,6 @@ SERVER = "holdfast_server"
 READER = "holdfast_reader"
 TENANT_READER = "holdfast_tenant_reader"
 Role = Literal["server", "reader"]
-
 APPEND_ONLY = frozenset({"audit_trail", "key_requirement"})
 """Tables to which the server adds rows and which it never changes."""
 READ_ONLY = frozenset({"schema_compatibility"})
@@ -60,7 +59,6 @@ _MOST_DEADLOCKS = 10
 """Deadlocks in a row that are repeated; the next one is raised."""
 TEMPORARY_FILES_OF_READER = "1GB"
 """`temp_file_limit` of a session in an embedded database; elsewhere a superuser may set it."""
-
 _ADMIN_VIEWS = "select viewname from pg_views where schemaname = 'admin'"
 _CREATE_TENANT_VIEW: LiteralString = (
     "create or replace view {} with (security_barrier) as select * from {} where tenant in {}"

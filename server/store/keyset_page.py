@@ -43,10 +43,9 @@ def rows_after(
 
 
 def distinct(name: str, column: str, table: str, condition: str = "true") -> str:
-    """SQL of a recursive CTE with the distinct values of a column, the last of which is null.
-
-    It takes as many probes of an index that begins with the column as there are values; `select distinct`
-    would read every row.
+    """SQL of a recursive CTE with the distinct values of a column, the last of which is null. It takes as
+    many probes of an index that begins with the column as there are values; `select distinct` would read
+    every row.
     """
     return f"""{name} ({column}) as (
         (select {column} from {table} where {condition} order by {column} limit 1)

@@ -152,6 +152,9 @@ class LogRow(NamedTuple):
     body: msgspec.Raw
     attempt: int
 
+    def events(self) -> list[Event]:
+        return decode_row(self.first_seq, self.kind, self.output_index, self.content_index, bytes(self.body))
+
 
 def parse_compacted(body: str | bytes) -> list[LogRow]:
     """The rows of a compacted stream. Raises msgspec.DecodeError."""
@@ -184,8 +187,7 @@ class CompactedStream:
     def read(self, first: int) -> Iterator[LoggedEvent]:
         """The events from sequence number `first` on."""
         for row in self.rows(first):
-            place = (row.first_seq, row.kind, row.output_index, row.content_index)
-            for event in decode_row(*place, bytes(row.body)):
+            for event in row.events():
                 if event.sequence_number >= first:
                     yield LoggedEvent(event, row.attempt)
 

@@ -146,8 +146,6 @@ _DURABILITY = """
            pg_is_in_recovery()
 """
 """Settings as a server's session has them: of the cluster, the database, the role and the URL."""
-
-
 STANDBY = (
     "The database is a standby, which takes no writes: point the URL at the primary, or name all hosts in it "
     "with target_session_attrs=read-write."

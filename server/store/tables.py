@@ -19,9 +19,7 @@ NAMING = {
     "pk": "pk_%(table_name)s",
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
 }
-
 metadata = MetaData(naming_convention=NAMING)
-
 COMMENTS: Final = {
     "tenant": "whose it is",
     "created_at": "when it was made",
@@ -50,8 +48,6 @@ COMMENTS: Final = {
 """Comments on columns that mean the same in every table, for people who read the database."""
 NOW = text("clock_timestamp()")
 RANDOM = text("gen_random_uuid()")
-
-
 TIME = DateTime(timezone=True)
 
 
@@ -125,7 +121,6 @@ replicas = table(
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
-
 responses = table(
     "responses",
     "one row for each stored response",
@@ -227,7 +222,6 @@ responses = table(
     ),
     postgresql_partition_by="range (id)",
 )
-
 installation = table(
     "installation",
     "one row: where the data was when a server last started on it",
@@ -241,7 +235,6 @@ installation = table(
     column("recorded_at", TIME, "when the place was seen for the first time", default=NOW),
     optional("held_before", TIME, "background responses from before are held: the data is a restored copy"),
 )
-
 items = table(
     "items",
     "input and output items of stored responses",
@@ -263,7 +256,6 @@ items = table(
     Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
     postgresql_partition_by="range (response_id)",
 )
-
 conversations = table(
     "conversations",
     "conversations, which hold their items themselves",
@@ -280,7 +272,6 @@ conversations = table(
     column("size", Integer, "bytes of the metadata, and some for the row"),
     column("touched_at", TIME, "when it was made or last changed", default=NOW),
 )
-
 conversation_items = table(
     "conversation_items",
     "the items of conversations",
@@ -299,7 +290,6 @@ conversation_items = table(
     *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
-
 images = table(
     "images",
     "pictures of items, each once for a tenant",
@@ -310,7 +300,6 @@ images = table(
     column("data", LargeBinary, "compressed already, so stored as it is"),
     column("created_at", TIME, default=NOW),
 )
-
 item_images = table(
     "item_images",
     "which item of which response or conversation names which picture",
@@ -325,7 +314,6 @@ item_images = table(
 )
 """`removed_at` is the time at which the item was removed. The row stays until it is certain whether it was
 the last that names the picture, which is then removed with it."""
-
 prompts = table(
     "prompts",
     "numbered versions of prompt templates",
@@ -335,7 +323,6 @@ prompts = table(
     column("content", JSON, "instructions and input, with {{variables}}"),
     column("created_at", TIME, default=NOW),
 )
-
 response_events_hot = table(
     "response_events_hot",
     "the event log of running responses: a row for each commit and kind of delta",
@@ -361,7 +348,6 @@ response_events_hot = table(
         "autovacuum_vacuum_cost_delay": "0",
     },
 )
-
 response_streams = table(
     "response_streams",
     "the event log of an ended response, folded into one row",
@@ -376,7 +362,6 @@ response_streams = table(
     column("size", Integer, "bytes of the body"),
     postgresql_partition_by="range (response_id)",
 )
-
 idempotency_keys = table(
     "idempotency_keys",
     "keys of requests and the response that each began, for a day",
@@ -388,8 +373,6 @@ idempotency_keys = table(
     optional("replica_id", Uuid, "the replica that claimed it"),
     Index("ix_idempotency_keys_created_at", "created_at"),
 )
-
-
 JUST_ENDED: Final = "1 hour"
 """Longer than anybody takes who follows a response (`quiet_seconds` of retention)."""
 READABLE: Final = and_(

@@ -77,7 +77,6 @@ SETTLE: Final = """
     where r.tenant = m.tenant and r.response_id = m.response_id
 """
 """SQL that deletes the reservations of the ledger's rows in the CTE `metered`."""
-
 _UNFINISHED = "('queued', 'in_progress')"
 _COUNTS = f"""
     case when p.status is not null then p.status in {_UNFINISHED}

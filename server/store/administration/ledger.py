@@ -98,10 +98,9 @@ _REMOVE_OLDER = """
 
 
 def remove_older(connection: Connection, days: int, expired: ExpiredRange) -> int:
-    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
-
-    Entries of stored responses stay, and such that the sums by day do not have yet. Of a range `until` an
-    earlier time go those that are older by then.
+    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many. Entries of
+    stored responses stay, and such that the sums by day do not have yet. Of a range `until` an earlier time
+    go those that are older by then.
     """
     earlier = expired._replace(until=expired.until and expired.until - timedelta(days=days))
     condition = earlier.condition(

@@ -67,7 +67,6 @@ api_keys = table(
     UniqueConstraint("id"),
     CheckConstraint(_PERIODS, name="budget_period"),
 )
-
 tenants = table(
     "tenants",
     "what an operator has set for a tenant; one without a row has the server's settings",
@@ -82,7 +81,6 @@ tenants = table(
     *_limits(),
     CheckConstraint(_PERIODS, name="budget_period"),
 )
-
 prices = table(
     "prices",
     "prices of models, all in one currency",
@@ -92,7 +90,6 @@ prices = table(
     column("cached_input", Numeric, "of 1,000,000 tokens that were computed before"),
     column("output", Numeric, "of 1,000,000 tokens"),
 )
-
 usage_ledger = table(
     "usage_ledger",
     "metering: one row for each ended response, stored or not, without its content",
@@ -148,7 +145,6 @@ def _usage_sums() -> list[Column[Any]]:
 
 
 _OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
-
 usage_changes = table(
     "usage_changes",
     "what usage_days and user_days lack of the ledger; the retention thread folds it into them",
@@ -159,7 +155,6 @@ usage_changes = table(
     *_usage_sums(),
     postgresql_with=_OFTEN_CHANGED,
 )
-
 usage_days = table(
     "usage_days",
     "sums of the ledger by day, of all that was ever in it",
@@ -172,7 +167,6 @@ usage_days = table(
     Index("ix_usage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
-
 user_days = table(
     "user_days",
     "sums of the ledger by end user and day, as far back as the ledger goes",
@@ -183,7 +177,6 @@ user_days = table(
     Index("ix_user_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
-
 audit_trail = table(
     "audit_trail",
     "what operators and callers changed; rows are added and never changed",
@@ -197,7 +190,6 @@ audit_trail = table(
     column("details", JSONB, "what was changed, without secrets", default="{}"),
     Index("ix_audit_trail_at", text("at desc")),
 )
-
 seal_keys = table(
     "seal_keys",
     "the key of sealed content, unless a setting gives it",
@@ -205,21 +197,18 @@ seal_keys = table(
     column("key", LargeBinary, "of all replicas; clients' sealed texts open with it"),
     column("created_at", TIME, default=NOW),
 )
-
 key_requirement = table(
     "key_requirement",
     "one row once requests need a key; nothing removes it",
     column("name", Text, "always this", key=True),
     column("since", TIME, "when the first key was made, or an issuer was first set", default=NOW),
 )
-
 reader_tenants = table(
     "reader_tenants",
     "whose rows the readers of single tenants see",
     column("tenant", Text, key=True),
     column("role", Text, "a database user", key=True),
 )
-
 schema_compatibility = table(
     "schema_compatibility",
     "a row for each migration that has run",
@@ -228,7 +217,6 @@ schema_compatibility = table(
     column("release", Text, "the release that applied it"),
     column("applied_at", TIME, "when it was applied", default=NOW),
 )
-
 webhook_endpoints = table(
     "webhook_endpoints",
     "where the server reports the ends of a tenant's responses",
@@ -252,7 +240,6 @@ webhook_endpoints = table(
     optional("disabled_reason", Text, "why"),
     UniqueConstraint("id"),
 )
-
 webhook_deliveries = table(
     "webhook_deliveries",
     "the outbox of webhooks: written in the transaction of a response's end",
@@ -286,7 +273,6 @@ webhook_deliveries = table(
     ),
     postgresql_with=_OFTEN_CHANGED,
 )
-
 saved_views = table(
     "saved_views",
     "filters of the history and SQL queries that operators have saved in the console",
@@ -299,7 +285,6 @@ saved_views = table(
     UniqueConstraint("page", "name"),
     CheckConstraint("page in ('history', 'sql')", name="page"),
 )
-
 rate_buckets = table(
     "rate_buckets",
     "rate limits that are in use: a row for each bucket that is not full, or was not of late",
@@ -309,7 +294,6 @@ rate_buckets = table(
     column("full_at", TIME, "when all of the limit is there again", default=NOW),
     postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
 )
-
 spend = table(
     "spend",
     "a row for each response; those of a key and day are folded into one",
@@ -321,7 +305,6 @@ spend = table(
     column("cost", Numeric, "at the prices then"),
     Index("ix_spend_day", "day"),
 )
-
 budget_reservations = table(
     "budget_reservations",
     "what unfinished responses may use of budgets; the end of a response deletes its row",
@@ -335,7 +318,6 @@ budget_reservations = table(
     column("created_at", TIME, default=NOW),
     postgresql_with=_OFTEN_CHANGED,
 )
-
 storage_changes = table(
     "storage_changes",
     "changes of each tenant's stored bytes, which the retention thread folds",
@@ -345,7 +327,6 @@ storage_changes = table(
     optional("day", Date, "in UTC; null: storage_days has it, or nobody knows"),
     postgresql_with=_OFTEN_CHANGED,
 )
-
 storage_days = table(
     "storage_days",
     "stored and removed bytes by day, as far as storage_changes has been folded",
@@ -356,7 +337,6 @@ storage_days = table(
     Index("ix_storage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
-
 refused_requests = table(
     "refused_requests",
     "requests that were answered with an error object, counted by hour",
@@ -369,7 +349,6 @@ refused_requests = table(
     Index("ix_refused_requests_hour", "hour"),
     postgresql_with={"fillfactor": "50"},
 )
-
 refused_keys = table(
     "refused_keys",
     "those of refused_requests that came with an API key, counted by key",
@@ -382,11 +361,8 @@ refused_keys = table(
     Index("ix_refused_keys_hour", "hour"),
     postgresql_with={"fillfactor": "50"},
 )
-
 ALL_TABLES = metadata
 """The metadata of these tables, and of those in `tables.py`."""
-
-
 LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 
 

@@ -15,7 +15,6 @@ _MAX_FOLDED = 10_000
 """The most rows that are folded in one transaction."""
 _FOLDED_DAYS = 7
 """Days in which rows are looked for, by the index of days."""
-
 ADD: Final = """
     insert into spend (tenant, key_id, day, tokens, cost)
     select tenant, coalesce((select coalesce(first_key, id) from api_keys where id = key_id), key_id, ''),
@@ -23,7 +22,6 @@ ADD: Final = """
     from metered
 """
 """SQL that adds the ledger's rows in the CTE `metered`. Rotated keys count as the first one."""
-
 _TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
 _FOLD = text(f"""
     with many as (

@@ -22,7 +22,6 @@ MAX_CHARTED: Final = 7
 MAX_CSV_ROWS: Final = 50_000
 MEASURED_RESPONSES: Final = 3_000
 """The newest of the period, of whose completed ones percentiles are computed."""
-
 Group = Literal["day", "tenant", "key_id", "model"]
 GROUPS: Final[Mapping[Group, str]] = {
     "day": "day",
@@ -46,8 +45,6 @@ _NAME: Final[Mapping[Grouping, str]] = {
     "key": "coalesce(key_id, '')",
     "user": "end_user",
 }
-
-
 NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 """The end of a time without one."""
 
@@ -200,8 +197,8 @@ def _charted(connection: Connection, filters: UsageFilter, groups: Sequence[Usag
         "names": [group.name(filters.by) for group in groups],
         "tenants": [group.tenant for group in groups],
     }
-    query = f"select {_ROW} from ({_sums(filters, parts, where=f'and {condition}')}) as sums order by day"
-    return _rows(connection, query, filters, **named)
+    sums = _sums(filters, parts, where=f"and {condition}")
+    return _rows(connection, f"select {_ROW} from ({sums}) as sums order by day", filters, **named)
 
 
 def read_days_of_groups(connection: Connection, filters: UsageFilter) -> list[UsageRow]:

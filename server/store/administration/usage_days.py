@@ -14,7 +14,6 @@ _MAX_FOLDED = 2_000
 """The most rows that are folded in one transaction."""
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
-
 _GROUPS = "tenant, day, key_id, model, kind, status, error_code"
 _SUMS = (
     "responses",
@@ -27,7 +26,6 @@ _SUMS = (
 )
 _COLUMNS = ", ".join(_SUMS)
 _TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
-
 RETURNED: Final = (
     "tenant, finished_at, key_id, model, kind, status, error_code, end_user, input_tokens, cached_tokens,"
     " output_tokens, reasoning_tokens, cost"

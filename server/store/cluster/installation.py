@@ -14,7 +14,6 @@ from server.store.database_errors import DatabaseError, TransientError
 
 NOT_HELD: Final = "created_at >= coalesce((select held_before from installation), '-infinity')"
 """SQL: whether a response may be claimed to be generated."""
-
 _SYSTEM = text("select (pg_control_system()).system_identifier::text")
 _DATABASE = text("select oid::bigint from pg_database where datname = current_database()")
 _RECORD = text("""

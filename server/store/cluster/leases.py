@@ -58,10 +58,9 @@ _FENCE = text("select clock_timestamp() from replicas where id = :id and state =
 
 
 def fence(connection: Connection, replica: UUID) -> datetime:
-    """Locks the replica against being declared dead before commit; returns the database's time.
-
-    Raises Fenced if the replica is not alive. FOR KEY SHARE does not conflict with a heartbeat's UPDATE,
-    which changes no key. It conflicts with FOR UPDATE, with which expiry locks the row.
+    """Locks the replica against being declared dead before commit; returns the database's time. Raises Fenced
+    if the replica is not alive. FOR KEY SHARE does not conflict with a heartbeat's UPDATE, which changes no
+    key. It conflicts with FOR UPDATE, with which expiry locks the row.
     """
     now: datetime | None = connection.execute(_FENCE, {"id": replica}).scalar()
     if now is None:
@@ -105,7 +104,6 @@ def recorder_application_name(replica: UUID) -> str:
 
 HeartbeatTime = str
 """A heartbeat's time, in decimal seconds of the epoch: exact however floats are rounded; or 'Infinity'."""
-
 _HEARTBEATS = text(
     "select id, cast(extract(epoch from heartbeat_at) as text) from replicas"
     " where state = 'alive' and id <> :id"
@@ -218,10 +216,9 @@ class HeartbeatWatch:
         self._silent.clear()
 
     def observe(self, now: float, heartbeats: Mapping[UUID, HeartbeatTime]) -> dict[UUID, HeartbeatTime]:
-        """The replicas that have been silent for a lease, with their last heartbeats.
-
-        `now` is in seconds of this replica's monotonic clock. After a gap longer than a lease the observation
-        starts over: this replica was suspended, or as good as that.
+        """The replicas that have been silent for a lease, with their last heartbeats. `now` is in seconds of
+        this replica's monotonic clock. After a gap longer than a lease the observation starts over: this
+        replica was suspended, or as good as that.
         """
         gap = now - self._observed_at if self._observed_at is not None else 0.0
         if gap > self._lease:

@@ -22,10 +22,8 @@ from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")
-
 QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
-
 TURN_SECONDS = 0.05
 """The longest time for which hints to send are gathered, while none come."""
 _RETRY_SECONDS = 1.0

@@ -29,7 +29,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 log = logging.getLogger("holdfast.heartbeat")
-
 MAX_STALL_SECONDS = 60.0
 """Seconds without a signal after which the standby stops, so that a hung server loses its lease."""
 _MAX_SILENCE_SECONDS = 2.0

@@ -100,6 +100,7 @@ _WORDS = """exists (
     select from items i where i.tenant = r.tenant and i.response_id = r.id
     and admin.words(i.payload) @@ websearch_to_tsquery('simple', :words)
 )"""
+_WORD_INDEX = text("select indisvalid from pg_index where indexrelid = to_regclass('ix_items_words')")
 
 
 def history_page(
@@ -118,7 +119,7 @@ def history_page(
         if filters.words:
             parameters["words"] = filters.words
             found = _newest([*conditions, _WORDS], ":limit")
-            if not _has_word_index(connection):
+            if not connection.scalar(_WORD_INDEX):
                 searched = _newest(conditions, str(WORDS_WITHOUT_INDEX), each_tenant=each_tenant)
                 found = f"select * from ({searched}) as r where {_WORDS} {_NEWEST_FIRST} limit :limit"
         previews = f"{LAST_INPUT}, {_OUTPUT}" if contents else "null, null"
@@ -188,11 +189,6 @@ def _conditions(filters: HistoryFilter, before: Cursor | None) -> tuple[list[str
         conditions.append("(r.created_at, r.id) < (:before, :before_id)")
         parameters |= {"before": before.created_at, "before_id": before.id}
     return conditions, parameters
-
-
-def _has_word_index(connection: Connection) -> bool:
-    query = "select indisvalid from pg_index where indexrelid = to_regclass('ix_items_words')"
-    return bool(connection.scalar(text(query)))
 
 
 def known_values(connection: Connection) -> dict[str, Sequence[str]]:

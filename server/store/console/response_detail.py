@@ -22,9 +22,7 @@ MAX_CHARS: Final = 2_000_000
 """Characters of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
 SHORT_ITEM_CHARS: Final = 500
 MAX_RELATIVES: Final = 50
-
 _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
-
 _FACTS = text("""
     select r.*, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
         p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size
@@ -199,7 +197,6 @@ def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list
 
 MAX_INPUT_ITEMS: Final = 4096
 """The most items that `input` may have."""
-
 _CONVERSATION_BEFORE = text(f"""
     select payload::text from conversation_items c
     where c.tenant = :tenant and c.conversation_id = :conversation
@@ -257,10 +254,9 @@ _STREAM = text(f"""
 def read_log(
     connection: Connection, tenant: str, response: UUID, first: int = 0, limit: int = MAX_ROWS
 ) -> LogPage | None:
-    """At most `limit` rows, from the one with sequence number `first` on.
-
-    None if its stream is longer than `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves
-    them into the compacted stream in one transaction.
+    """At most `limit` rows, from the one with sequence number `first` on. None if its stream is longer than
+    `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the compacted stream in
+    one transaction.
     """
     connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
     of = {"tenant": tenant, "id": response}

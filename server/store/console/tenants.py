@@ -12,7 +12,6 @@ from server.store.console.time_limit import TIME_LIMIT_MS
 
 USAGE_DAYS = 30
 """The days of which responses and tokens are shown."""
-
 _ROWS = text(f"""
     with known as (
         select tenant from tenants union select tenant from api_keys union select tenant from admin.storage

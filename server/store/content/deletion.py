@@ -96,8 +96,6 @@ MAX_BATCH_ROWS = 1000
 MAX_BATCH_SECONDS = 0.2
 """Seconds for which a batch holds locks; it ends before a slice that would exceed them."""
 _SLICE = 50
-
-
 LOWEST: Final = UUID(int=0)
 HIGHEST: Final = UUID(int=2**128 - 1)
 
@@ -160,8 +158,6 @@ _DUE = f"""
     for update of r skip locked
 """
 """Latest expiry first, so that a chain is usually removed from its end."""
-
-
 _LOCK = text(f"""
     select tenant, id, deleted_at is not null from responses where (tenant, id) in {_KEYS}
     for update skip locked
@@ -186,9 +182,8 @@ def purge_batch(
     clock: Callable[[], float] = time.monotonic,
     ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> PurgeBatch:
-    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
-
-    A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
+    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction. A
+    response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
     `ranges` are those from which it is purged; the newest should be the first.
     """
     started = slice_started = clock()

@@ -45,8 +45,6 @@ _CLAIM = text("""
             or k.response_id = excluded.response_id
     returning response_id
 """)
-
-
 _RELEASE_LOST = text("""
     delete from idempotency_keys k
     where k.tenant = :tenant and k.key = :key and k.response_id = :response
@@ -60,10 +58,9 @@ _RELEASE_LOST = text("""
 
 
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
-    """Deletes a key whose unstored response was lost with its process; returns whether it did.
-
-    Such a response has neither a row nor a ledger entry, and the replica that claimed its key is not alive
-    any more. Of a key that names none, every replica that is as old as the key may be generating it.
+    """Deletes a key whose unstored response was lost with its process; returns whether it did. Such a
+    response has neither a row nor a ledger entry, and the replica that claimed its key is not alive any more.
+    Of a key that names none, every replica that is as old as the key may be generating it.
     """
     parameters = {"tenant": tenant, "key": key, "response": response}
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
@@ -90,11 +87,9 @@ def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
 def claim(
     connection: Connection, tenant: str, key: str, digest: bytes, response: UUID, replica: UUID | None = None
 ) -> bool:
-    """Assigns the key to a response; False if it was used for another one within its lifetime.
-
-    `replica` generates a response without a row: with its lease the key ends, too.
-
-    Waits for a concurrent transaction that claims the same key.
+    """Assigns the key to a response; False if it was used for another one within its lifetime. `replica`
+    generates a response without a row: with its lease the key ends, too. Waits for a concurrent transaction
+    that claims the same key.
     """
     parameters = {
         "tenant": tenant,

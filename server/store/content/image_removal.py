@@ -85,10 +85,9 @@ class RemovedImages(NamedTuple):
 
 
 def remove_unused(connection: Connection) -> RemovedImages:
-    """Deletes pictures whose last use was marked as removed, in the caller's transaction; one batch.
-
-    Uses are deleted with the picture's row locked. So of several removals the one that deletes the last use
-    sees that, and a use that is inserted meanwhile either waits or is seen.
+    """Deletes pictures whose last use was marked as removed, in the caller's transaction; one batch. Uses are
+    deleted with the picture's row locked. So of several removals the one that deletes the last use sees that,
+    and a use that is inserted meanwhile either waits or is seen.
     """
     claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": MAX_BATCH_USES})]
     if not claimed:

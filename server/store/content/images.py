@@ -83,7 +83,6 @@ def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tupl
 
 def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
     """`insert` for items of several owners. Without uses there is no statement. Raises ImageRemoved.
-
     Transactions that lock several pictures lock them in the order of tenant and digest, and lock all of them
     here at once, so that they cannot deadlock.
     """

@@ -33,7 +33,6 @@ OMITTED_URL = "data:,"
 _SCHEME = "data:"
 _MAX_MEDIA_TYPE = 64
 _MEDIA_TYPE_CHARACTERS = frozenset(ascii_lowercase + digits + "/.+-")
-
 _ITEM_SEPARATOR = "\x1e"
 """Stands between items: JSON cannot contain it but escaped."""
 NEW_ITEMS = """
@@ -44,7 +43,6 @@ NEW_ITEMS = """
     ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
     """
 """The items of `item_columns` as rows, the first at place 1."""
-
 ImagesByUrl = dict[str, NewImage | None]
 """Pictures by data URL; None for one that is no picture's."""
 

@@ -1,6 +1,6 @@
 """Lists of responses and stored chat completions: filters, cursors, pages by keyset (no OFFSET)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -83,7 +83,7 @@ def bounded_page(
     listed = select(_SIZE)
     query = _page_query(listed, tenant, filters, after, limit, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())
-    fitting = _count_within(sizes[:limit], most_bytes)
+    fitting = min(limit, len(sizes), 1 + sum(total < most_bytes for total in accumulate(sizes)))
     found = response_page(connection, tenant, filters, after, fitting, newest_first=newest_first)
     return BoundedPage(found, len(sizes) > fitting)
 
@@ -95,10 +95,6 @@ _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
     .scalar_subquery(),
     0,
 )
-
-
-def _count_within(sizes: Sequence[int], most_bytes: int) -> int:
-    return min(len(sizes), 1 + sum(total < most_bytes for total in accumulate(sizes)))
 
 
 def _page_query(

@@ -211,14 +211,8 @@ _SET_WEIGHTS = text("""
 
 def set_weights(connection: Connection, claimed: StoredResponse, weights: str | None) -> None:
     """Sets the weights of a response that its replica begins; of one that it has lost, nothing."""
-    parameters = {
-        "tenant": claimed.tenant,
-        "id": claimed.id,
-        "replica": claimed.replica_id,
-        "attempt": claimed.attempt,
-        "weights": weights,
-    }
-    connection.execute(_SET_WEIGHTS, parameters)
+    run = {"replica": claimed.replica_id, "attempt": claimed.attempt, "weights": weights}
+    connection.execute(_SET_WEIGHTS, {"tenant": claimed.tenant, "id": claimed.id, **run})
 
 
 _UPDATE_METADATA = text(
@@ -231,30 +225,14 @@ _UPDATE_METADATA = text(
 )
 
 
-def get_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """The undeleted choices among `candidates`, ordered by choice."""
-    return _select_choices(connection, tenant, candidates, locked=False)
-
-
-def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """`get_choices`, locked FOR UPDATE until the transaction ends."""
-    return _select_choices(connection, tenant, candidates, locked=True)
-
-
-def _select_choices(
-    connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
+def get_choices(
+    connection: Connection, tenant: str, candidates: Sequence[UUID], *, lock: bool = False
 ) -> list[StoredResponse]:
-    query = (
-        select(*STORED_COLUMNS)
-        .where(
-            responses.c.tenant == tenant,
-            responses.c.id.in_(candidates),
-            responses.c.choice.is_not(None),
-            READABLE,
-        )
-        .order_by(responses.c.choice)
-    )
-    return [stored_response(row) for row in connection.execute(query.with_for_update() if locked else query)]
+    """The undeleted choices among `candidates`, ordered by choice; with `lock` until the transaction ends."""
+    of_tenant = (responses.c.tenant == tenant, responses.c.id.in_(candidates))
+    query = select(*STORED_COLUMNS).where(*of_tenant, responses.c.choice.is_not(None), READABLE)
+    query = query.order_by(responses.c.choice)
+    return [stored_response(row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
 def update_choice_metadata(

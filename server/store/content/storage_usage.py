@@ -18,7 +18,6 @@ FOLD_ROWS = 64
 """Changes of a tenant above which they are folded."""
 _MAX_FOLDED = 10_000
 """The most changes that are folded in one transaction."""
-
 TODAY: Final = "cast(statement_timestamp() at time zone 'utc' as date)"
 """SQL of the day of a change."""
 IMAGE_BYTES: Final = f"size + {ROW_BYTES}"
@@ -28,10 +27,9 @@ ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 
 
 def count_added(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` that also records the bytes it adds.
-
-    `change` returns rows with `tenant` and `bytes`. `before` are CTEs that it needs; data-modifying ones must
-    be at the top level. `gives` is the select list of the whole statement over the changed rows.
+    """SQL of `change` that also records the bytes it adds. `change` returns rows with `tenant` and `bytes`.
+    `before` are CTEs that it needs; data-modifying ones must be at the top level. `gives` is the select list
+    of the whole statement over the changed rows.
     """
     return _with_change_row(change, "sum(bytes)", before, gives)
 

@@ -15,8 +15,6 @@ from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1
-
-
 _INSERT_ITEMS = text(
     count_added(f"""
         insert into items

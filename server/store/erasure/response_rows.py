@@ -22,7 +22,6 @@ from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
 _THESE: Final = "tenant = :tenant and id = any(cast(:ids as uuid[]))"
 _THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"
 _RUNNING: Final = "status in ('queued', 'in_progress')"
-
 _CANCEL_ALL = text(f"""
     update responses set cancel_requested_at = clock_timestamp(), cancel_reason = 'erased'
     where (tenant, id) in (
@@ -91,7 +90,6 @@ def with_later_ones(connection: Connection, tenant: str, ids: Sequence[UUID]) ->
 
 def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
     """Deletes responses for readers and cancels them; returns how many are locked by others and still there.
-
     No response can go on from a marked one. What remains of it is a tombstone that has expired, which any
     purge removes, too.
     """

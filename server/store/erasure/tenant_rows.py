@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy import Connection, Table, text
 
 from server.errors import NotFound
 from server.store.administration import usage_days
@@ -25,7 +25,6 @@ in its transaction; what is left without one goes after it. Entries of the audit
 lines of the ledger where usage is kept. A table that is not here is emptied before the keys."""
 COUNTED: Final = 100_000
 """Rows of a table up to which a dry run counts them."""
-
 _REDUCED_ACTOR: Final = """
     case when split_part(actor, ':', 1) not in ('key', 'token') or exists (
         select from api_keys k where actor = 'key:' || k.id and k.tenant <> :tenant) then actor
@@ -61,9 +60,8 @@ def tenant_tables() -> list[str]:
 
 
 def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, keep_usage: bool) -> int:
-    """Removes rows of a tenant, at most `limit`, and none that is locked, but of keys; returns how many.
-
-    The lock of a key is waited for: who has it adds to what is counted by key, and another pass removes that.
+    """Removes rows of a tenant, at most `limit`, and none that is locked, but of keys; returns how many. The
+    lock of a key is waited for: who has it adds to what is counted by key, and another pass removes that.
     Lines of the ledger become anonymous where usage is kept.
     """
     parameters = {"tenant": tenant, "limit": limit}
@@ -81,12 +79,9 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
             text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),
             parameters,
         ).rowcount
-    return connection.execute(_removal(ALL_TABLES.tables[table]), parameters).rowcount
-
-
-def _removal(table: Table) -> TextClause:
-    columns = ", ".join(column.name for column in table.primary_key)
-    return text(f"delete from {table.name} where ({columns}) in ({_key_query(table)})")
+    columns = ", ".join(column.name for column in ALL_TABLES.tables[table].primary_key)
+    removal = f"delete from {table} where ({columns}) in ({_key_query(ALL_TABLES.tables[table])})"
+    return connection.execute(text(removal), parameters).rowcount
 
 
 def _key_query(table: Table, condition: str = "") -> str:

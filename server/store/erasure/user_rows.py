@@ -12,7 +12,6 @@ from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
 _LOWEST: Final = UUID(int=0)
-
 _RESPONSES = text(f"""
     select (array_agg(id order by id desc))[1] as last, array_agg(id) filter (where own) as found,
         array_agg(distinct conversation_id) filter (where own and conversation_id is not null) as also

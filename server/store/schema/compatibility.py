@@ -22,10 +22,8 @@ from server.version import VERSION
 SchemaState = Literal["current", "behind", "newer", "unknown"]
 """The database's revision, seen by this release. `behind`: an older one, or none. `newer`: one that this
 release does not know and may serve on. `unknown`: one that it does not know, and may not serve on."""
-
 BEHIND = "The database's schema is behind this release; run: holdfast db upgrade"
 UNKNOWN = "The database was made by a newer release of Holdfast; use that one."
-
 _ROWS = table(
     "schema_compatibility", column("revision", Text), column("oldest_code", Text), column("release", Text)
 )

@@ -36,10 +36,9 @@ class Migration:
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
-    """Migrates the schema to this release; safe to run in several processes at once.
-
-    A lock on a table in use is waited for at most a second at a time, with pauses in which the queries that
-    queue behind it run. Raises DatabaseError after `seconds`.
+    """Migrates the schema to this release; safe to run in several processes at once. A lock on a table in use
+    is waited for at most a second at a time, with pauses in which the queries that queue behind it run.
+    Raises DatabaseError after `seconds`.
     """
     _run(url, seconds, lambda config: command.upgrade(config, "head"))
 

@@ -25,7 +25,6 @@ MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
 """Rows that one statement gives up or deletes."""
-
 _ENQUEUE = text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
