@@ -22,7 +22,6 @@ from server.store.log_append import CODECS
 from server.store.log_read import LogRow, parse_compacted
 
 Finding = tuple[str, str]
-"""An invariant's name and how it is violated."""
 Json = dict[str, Any]
 """An event or item as a client's JSON parser returns it."""
 SLACK = timedelta(seconds=1)

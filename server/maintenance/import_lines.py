@@ -47,9 +47,7 @@ class ImportedRow:
     kind: str
     values: dict[str, Any]
     owner: UUID | None
-    """The response or conversation that the row belongs to."""
     pictures: Sequence[bytes] = ()
-    """The digests of the pictures that an item names."""
 
 
 @dataclass(slots=True)
@@ -57,7 +55,6 @@ class LineReader:
     """Takes the lines in order; `close` after the last one."""
 
     tenant: str = ""
-    """The tenant whose export it is, after the first line."""
     number: int = 0
     """The number of the last line that was read."""
     counts: Counter[str] = field(default_factory=Counter)

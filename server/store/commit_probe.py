@@ -36,7 +36,6 @@ class Acknowledged(NamedTuple):
     response_id: UUID
     attempt: int
     next_seq: int
-    """The sequence number after its last event."""
     is_over: bool
     """The response has ended or was released."""
     stored: bool

@@ -50,7 +50,6 @@ _HOT_AS_STREAM = text("""
     from response_events_hot where tenant = :tenant and response_id = :id
 """)
 NO_ROWS: Final = "[]"
-"""A stream without events."""
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
 """SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
 _STREAM = text(f"""
@@ -118,7 +117,6 @@ class LogProgress(NamedTuple):
     next_seq: int
     first_token_at: datetime | None
     has_gap: bool = False
-    """Numbers are missing."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -162,7 +162,6 @@ class DurabilitySettings:
     synchronous_standby_names: str | None
     in_recovery: bool
     hosts: int = 1
-    """The number of hosts that the URL names."""
 
 
 def probe_durability(url: str, *, pooled: bool) -> DurabilitySettings:

@@ -55,6 +55,11 @@ def table(name: str, comment: str, *parts: SchemaItem, **options: Any) -> Table:
     return Table(name, metadata, *parts, comment=comment, **options)
 
 
+def tenant_table(name: str, comment: str, *parts: SchemaItem, **options: Any) -> Table:
+    """A table whose key begins with the tenant."""
+    return table(name, comment, column("tenant", Text, key=True), *parts, **options)
+
+
 def column(
     name: str, type_: Any, comment: str = "", *, key: bool = False, default: Any = None
 ) -> Column[Any]:
@@ -121,10 +126,9 @@ replicas = table(
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
-responses = table(
+responses = tenant_table(
     "responses",
     "one row for each stored response",
-    column("tenant", Text, key=True),
     column("id", Uuid, "a UUIDv7; the API shows it as resp_ and its digits", key=True),
     optional("previous_id", Uuid, "the response that it goes on from"),
     optional("conversation_id", Uuid, "the conversation that it belongs to"),
@@ -235,10 +239,9 @@ installation = table(
     column("recorded_at", TIME, "when the place was seen for the first time", default=NOW),
     optional("held_before", TIME, "background responses from before are held: the data is a restored copy"),
 )
-items = table(
+items = tenant_table(
     "items",
     "input and output items of stored responses",
-    column("tenant", Text, key=True),
     column("response_id", Uuid, "the response that it belongs to", key=True),
     column("side", SmallInteger, "0 input, 1 output", key=True),
     column("idx", Integer, "its place in its side, the first at 0", key=True),
@@ -256,10 +259,9 @@ items = table(
     Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
     postgresql_partition_by="range (response_id)",
 )
-conversations = table(
+conversations = tenant_table(
     "conversations",
     "conversations, which hold their items themselves",
-    column("tenant", Text, key=True),
     column("id", Uuid, "a UUIDv7; the API shows it as conv_ and its digits", key=True),
     column("metadata", JSONB, "what the client has attached"),
     column(
@@ -272,10 +274,9 @@ conversations = table(
     column("size", Integer, "bytes of the metadata, and some for the row"),
     column("touched_at", TIME, "when it was made or last changed", default=NOW),
 )
-conversation_items = table(
+conversation_items = tenant_table(
     "conversation_items",
     "the items of conversations",
-    column("tenant", Text, key=True),
     column("conversation_id", Uuid, "the conversation that holds it", key=True),
     column("position", BigInteger, "grows with every item", key=True),
     column("id", Text, "as the API shows it"),
@@ -290,20 +291,18 @@ conversation_items = table(
     *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
-images = table(
+images = tenant_table(
     "images",
     "pictures of items, each once for a tenant",
-    column("tenant", Text, key=True),
     column("digest", LargeBinary, "SHA-256 of data", key=True),
     column("media_type", Text, "as its first data URL names it"),
     column("size", Integer, "bytes of data"),
     column("data", LargeBinary, "compressed already, so stored as it is"),
     column("created_at", TIME, default=NOW),
 )
-item_images = table(
+item_images = tenant_table(
     "item_images",
     "which item of which response or conversation names which picture",
-    column("tenant", Text, key=True),
     column("owner", Uuid, "the response or conversation that has the item", key=True),
     column("item_id", Text, "the item's id, as the API shows it", key=True),
     column("digest", LargeBinary, "the picture", key=True),
@@ -314,19 +313,17 @@ item_images = table(
 )
 """`removed_at` is the time at which the item was removed. The row stays until it is certain whether it was
 the last that names the picture, which is then removed with it."""
-prompts = table(
+prompts = tenant_table(
     "prompts",
     "numbered versions of prompt templates",
-    column("tenant", Text, key=True),
     column("id", Text, "as clients name it", key=True),
     column("version", Integer, "the first is 1", key=True),
     column("content", JSON, "instructions and input, with {{variables}}"),
     column("created_at", TIME, default=NOW),
 )
-response_events_hot = table(
+response_events_hot = tenant_table(
     "response_events_hot",
     "the event log of running responses: a row for each commit and kind of delta",
-    column("tenant", Text, key=True),
     column("response_id", Uuid, "the response whose events these are", key=True),
     column("first_seq", Integer, "the sequence number of its first event", key=True),
     column("n", Integer, "events in this row"),
@@ -348,10 +345,9 @@ response_events_hot = table(
         "autovacuum_vacuum_cost_delay": "0",
     },
 )
-response_streams = table(
+response_streams = tenant_table(
     "response_streams",
     "the event log of an ended response, folded into one row",
-    column("tenant", Text, key=True),
     column("response_id", Uuid, "the response whose events these are", key=True),
     column("last_seq", Integer, "the sequence number of its last event"),
     column(
@@ -362,10 +358,9 @@ response_streams = table(
     column("size", Integer, "bytes of the body"),
     postgresql_partition_by="range (response_id)",
 )
-idempotency_keys = table(
+idempotency_keys = tenant_table(
     "idempotency_keys",
     "keys of requests and the response that each began, for a day",
-    column("tenant", Text, key=True),
     column("key", Text, "the header Idempotency-Key", key=True),
     column("digest", LargeBinary, "SHA-256 of the request that used it first"),
     column("response_id", Uuid, "the response that it began"),

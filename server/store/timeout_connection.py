@@ -37,7 +37,6 @@ REQUEST_TIMEOUTS: SessionSettings = {
     "lock_timeout": "1s",
     "idle_in_transaction_session_timeout": "5s",
 }
-"""Timeouts of sessions that serve requests."""
 RECORDER_TIMEOUTS: SessionSettings = {
     "statement_timeout": "600ms",
     "lock_timeout": "250ms",

@@ -18,7 +18,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
-from server.store.schema import text_search, upgrade
+from server.store.schema import concurrent_indexes, upgrade
 from server.store.schema.compatibility import SchemaState
 from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.schema_session import connect
@@ -230,9 +230,9 @@ def _text_search(config: Config, options: argparse.Namespace) -> int:
         opened.make_current()
         try:
             if options.state == "on":
-                text_search.turn_on(opened.session_url)
+                concurrent_indexes.index_words(opened.session_url)
             else:
-                text_search.turn_off(opened.session_url)
+                concurrent_indexes.drop_words(opened.session_url)
         except DatabaseError as error:
             raise ConfigError(
                 f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"

@@ -57,7 +57,6 @@ ACTIONS = {
     "process.start": "a server process started, with these settings; secrets and defaults are left out",
     "process.stop": "a server process ended as asked",
 }
-"""Every action, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)

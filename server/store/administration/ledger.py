@@ -87,7 +87,6 @@ def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
 
 
 MAX_REMOVED = 1000
-"""The most entries that one transaction removes."""
 _REMOVE_OLDER = """
     delete from usage_ledger where (tenant, response_id) in (
         select l.tenant, l.response_id from usage_ledger l

@@ -21,6 +21,7 @@ from server.store.tables import (
     optional,
     origin_columns,
     table,
+    tenant_table,
 )
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
@@ -37,10 +38,9 @@ def _limits() -> list[Column[Any]]:
     ]
 
 
-api_keys = table(
+api_keys = tenant_table(
     "api_keys",
     "API keys: public ids and digests, with scopes, limits and expiry",
-    column("tenant", Text, key=True),
     column("id", Text, "its public part", key=True),
     column("name", Text, "what its maker called it"),
     column("digest", LargeBinary, "SHA-256 of the whole key"),
@@ -67,10 +67,9 @@ api_keys = table(
     UniqueConstraint("id"),
     CheckConstraint(_PERIODS, name="budget_period"),
 )
-tenants = table(
+tenants = tenant_table(
     "tenants",
     "what an operator has set for a tenant; one without a row has the server's settings",
-    column("tenant", Text, key=True),
     column("contact", Text, "whom to ask", default=""),
     column("created_at", TIME, default=NOW),
     optional("max_unfinished", Integer, "unfinished responses on one replica"),
@@ -90,10 +89,9 @@ prices = table(
     column("cached_input", Numeric, "of 1,000,000 tokens that were computed before"),
     column("output", Numeric, "of 1,000,000 tokens"),
 )
-usage_ledger = table(
+usage_ledger = tenant_table(
     "usage_ledger",
     "metering: one row for each ended response, stored or not, without its content",
-    column("tenant", Text, key=True),
     column("response_id", Uuid, "a UUIDv7; the API shows it as resp_ and its digits", key=True),
     optional("key_id", Text),
     column("model", Text),
@@ -145,10 +143,9 @@ def _usage_sums() -> list[Column[Any]]:
 
 
 _OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
-usage_changes = table(
+usage_changes = tenant_table(
     "usage_changes",
     "what usage_days and user_days lack of the ledger; the retention thread folds it into them",
-    column("tenant", Text, key=True),
     column("id", Uuid, "random", key=True, default=RANDOM),
     *_usage_groups(),
     column("end_user", Text, "empty: none named"),
@@ -167,10 +164,9 @@ usage_days = table(
     Index("ix_usage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
-user_days = table(
+user_days = tenant_table(
     "user_days",
     "sums of the ledger by end user and day, as far back as the ledger goes",
-    column("tenant", Text, key=True),
     column("end_user", Text, "user, else safety_identifier, of the requests", key=True),
     column("day", Date, "in UTC", key=True),
     *_usage_sums(),
@@ -203,10 +199,9 @@ key_requirement = table(
     column("name", Text, "always this", key=True),
     column("since", TIME, "when the first key was made, or an issuer was first set", default=NOW),
 )
-reader_tenants = table(
+reader_tenants = tenant_table(
     "reader_tenants",
     "whose rows the readers of single tenants see",
-    column("tenant", Text, key=True),
     column("role", Text, "a database user", key=True),
 )
 schema_compatibility = table(
@@ -217,10 +212,9 @@ schema_compatibility = table(
     column("release", Text, "the release that applied it"),
     column("applied_at", TIME, "when it was applied", default=NOW),
 )
-webhook_endpoints = table(
+webhook_endpoints = tenant_table(
     "webhook_endpoints",
     "where the server reports the ends of a tenant's responses",
-    column("tenant", Text, key=True),
     column("id", Uuid, "a UUIDv7; the API shows it as we_ and its digits", key=True),
     column("name", Text, "a note of its owner"),
     column("url", Text, "where events are sent"),
@@ -240,10 +234,9 @@ webhook_endpoints = table(
     optional("disabled_reason", Text, "why"),
     UniqueConstraint("id"),
 )
-webhook_deliveries = table(
+webhook_deliveries = tenant_table(
     "webhook_deliveries",
     "the outbox of webhooks: written in the transaction of a response's end",
-    column("tenant", Text, key=True),
     column("id", Uuid, "random; the receiver sees it as wh_ and its digits", key=True, default=RANDOM),
     column("endpoint_id", Uuid, "where it is sent"),
     column("event_id", Uuid, "the same for every endpoint of the tenant"),
@@ -285,19 +278,17 @@ saved_views = table(
     UniqueConstraint("page", "name"),
     CheckConstraint("page in ('history', 'sql')", name="page"),
 )
-rate_buckets = table(
+rate_buckets = tenant_table(
     "rate_buckets",
     "rate limits that are in use: a row for each bucket that is not full, or was not of late",
-    column("tenant", Text, key=True),
     column("key_id", Text, "empty: of the tenant", key=True),
     column("kind", Text, "requests or tokens", key=True),
     column("full_at", TIME, "when all of the limit is there again", default=NOW),
     postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
 )
-spend = table(
+spend = tenant_table(
     "spend",
     "a row for each response; those of a key and day are folded into one",
-    column("tenant", Text, key=True),
     column("key_id", Text, "empty while no key exists", key=True),
     column("day", Date, "in UTC", key=True),
     column("id", Uuid, "random", key=True, default=RANDOM),
@@ -305,10 +296,9 @@ spend = table(
     column("cost", Numeric, "at the prices then"),
     Index("ix_spend_day", "day"),
 )
-budget_reservations = table(
+budget_reservations = tenant_table(
     "budget_reservations",
     "what unfinished responses may use of budgets; the end of a response deletes its row",
-    column("tenant", Text, key=True),
     column("response_id", Uuid, "the response that may use it", key=True),
     column("key_id", Text, "empty while no key exists"),
     column("replica_id", Uuid, "the replica that accepted the response"),
@@ -318,19 +308,17 @@ budget_reservations = table(
     column("created_at", TIME, default=NOW),
     postgresql_with=_OFTEN_CHANGED,
 )
-storage_changes = table(
+storage_changes = tenant_table(
     "storage_changes",
     "changes of each tenant's stored bytes, which the retention thread folds",
-    column("tenant", Text, key=True),
     column("id", Uuid, "random", key=True, default=RANDOM),
     column("bytes", BigInteger, "less than 0 where something was removed"),
     optional("day", Date, "in UTC; null: storage_days has it, or nobody knows"),
     postgresql_with=_OFTEN_CHANGED,
 )
-storage_days = table(
+storage_days = tenant_table(
     "storage_days",
     "stored and removed bytes by day, as far as storage_changes has been folded",
-    column("tenant", Text, key=True),
     column("day", Date, "in UTC", key=True),
     column("added", BigInteger, "bytes that were stored"),
     column("removed", BigInteger, "bytes that were removed"),
@@ -349,10 +337,9 @@ refused_requests = table(
     Index("ix_refused_requests_hour", "hour"),
     postgresql_with={"fillfactor": "50"},
 )
-refused_keys = table(
+refused_keys = tenant_table(
     "refused_keys",
     "those of refused_requests that came with an API key, counted by key",
-    column("tenant", Text, key=True),
     column("hour", TIME, "its begin", key=True),
     column("key_id", Text, "the API key of the requests", key=True),
     column("status", Integer, "of HTTP, 400 and above", key=True),

@@ -32,7 +32,6 @@ class BucketDemand(NamedTuple):
     bucket: Bucket
     units: int
     per_minute: int
-    """The bucket's limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, text
 FOLD_ROWS = 64
 """Rows of a key on the current day above which they are folded; of a day that is over, all are."""
 _MAX_FOLDED = 10_000
-"""The most rows that are folded in one transaction."""
 _FOLDED_DAYS = 7
 """Days in which rows are looked for, by the index of days."""
 ADD: Final = """

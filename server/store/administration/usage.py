@@ -39,14 +39,14 @@ _COLUMNS: Final[Mapping[Grouping, tuple[str, ...]]] = {
     "user": ("tenant", "end_user"),
 }
 """An end user is one of a tenant: the same name with another tenant is somebody else."""
-_NAME: Final[Mapping[Grouping, str]] = {
+_FIELD: Final[Mapping[Grouping, str]] = {
     "tenant": "tenant",
     "model": "model",
-    "key": "coalesce(key_id, '')",
+    "key": "key_id",
     "user": "end_user",
 }
+_NAME: Final = {**_FIELD, "key": "coalesce(key_id, '')"}
 NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
-"""The end of a time without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,7 @@ class UsageRow(NamedTuple):
 
     def name(self, by: Grouping) -> str:
         """The name of its group; empty for responses without a key."""
-        return {"tenant": self.tenant, "model": self.model, "key": self.key_id, "user": self.end_user}[
-            by
-        ] or ""
+        return getattr(self, _FIELD[by]) or ""
 
     @property
     def failed_share(self) -> float | None:

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, text
 FOLD_ROWS = 64
 """Fewer changes are left for later."""
 _MAX_FOLDED = 2_000
-"""The most rows that are folded in one transaction."""
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
 _GROUPS = "tenant, day, key_id, model, kind, status, error_code"

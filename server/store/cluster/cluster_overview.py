@@ -16,7 +16,6 @@ from server.store.tables import replicas
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
-"""Unfinished responses that are counted one by one."""
 _UNFINISHED = text("""
     select status, background, count(*),
            cast(extract(epoch from clock_timestamp() - min(queued_at) filter (where replica_id is null))

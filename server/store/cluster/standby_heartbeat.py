@@ -51,11 +51,9 @@ class StandbySettings:
     replica: str
     server_pid: int
     every: float
-    """Seconds from one heartbeat to the next."""
     silence: float
     """Seconds without a signal after which heartbeats are written."""
     longest_stall: float
-    """Seconds without a signal after which the process ends."""
 
 
 class StandbyHeartbeat:

@@ -11,19 +11,13 @@ from sqlalchemy import Connection, text
 
 from server.protocol.ids import min_uuid_at
 from server.store.console.time_limit import limit_time
+from server.store.content.response_pages import PageCursor
 from server.store.keyset_page import distinct
 
 WORDS_WITHOUT_INDEX = 1200
 """The newest responses among which words are searched while no index of words is there."""
 _BEGIN_CHARS = 4096
 _MAX_KNOWN = 200
-
-
-class Cursor(NamedTuple):
-    """The place of a response in the history."""
-
-    created_at: datetime
-    id: UUID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +38,6 @@ class HistoryFilter:
     words: str = ""
     """Words of an input or output item, written as for a web search."""
     died: bool = False
-    """Only those that a replica's death has interrupted."""
 
 
 class HistoryRow(NamedTuple):
@@ -104,7 +97,7 @@ _WORD_INDEX = text("select indisvalid from pg_index where indexrelid = to_regcla
 
 
 def history_page(
-    connection: Connection, filters: HistoryFilter, before: Cursor | None, limit: int, *, contents: bool
+    connection: Connection, filters: HistoryFilter, before: PageCursor | None, limit: int, *, contents: bool
 ) -> list[HistoryRow]:
     """At most `limit` responses that are older than `before`. Raises TimeOver."""
     with limit_time(connection):
@@ -163,7 +156,7 @@ def _with_tenant_of_key(connection: Connection, filters: HistoryFilter) -> Histo
     return replace(filters, tenant=connection.scalar(query, {"key": filters.key_id}))
 
 
-def _conditions(filters: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
+def _conditions(filters: HistoryFilter, before: PageCursor | None) -> tuple[list[str], dict[str, Any]]:
     """Conditions for `where`, and parameters. Bounds of ids beside those of times leave partitions out."""
     conditions = ["r.deleted_at is null"]
     parameters: dict[str, Any] = {}

@@ -11,7 +11,6 @@ MAX_REPLICAS: Final = 50
 MAX_RUNNING: Final = 100
 MAX_QUEUED: Final = 100
 MAX_COUNTED: Final = 10_000
-"""Responses that are counted one by one."""
 _REPLICAS = text(f"""
     select p.id, p.state, p.role, p.host, p.pid, p.version, p.models,
         cast(extract(epoch from clock_timestamp() - p.started_at) as float8) as up,

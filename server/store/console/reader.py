@@ -31,7 +31,6 @@ MAX_BYTES: Final = 10_000_000
 """Bytes of all values of a result."""
 MAX_COLUMNS: Final = 100
 MAX_VALUE_CHARS: Final = 100_000
-"""Longer values are cut."""
 MAX_QUERY_CHARS: Final = 20_000
 EMBEDDED_USER: Final = "holdfast_console"
 """The reader that a server makes in an embedded database."""

@@ -129,9 +129,7 @@ class ResponseDetail:
     chain: list[Relative]
     """From the first known ancestor to this one."""
     branches: list[Relative]
-    """Responses that go on from this one."""
     conversation: list[Relative]
-    """Responses of its conversation."""
 
 
 def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | None:
@@ -196,7 +194,6 @@ def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list
 
 
 MAX_INPUT_ITEMS: Final = 4096
-"""The most items that `input` may have."""
 _CONVERSATION_BEFORE = text(f"""
     select payload::text from conversation_items c
     where c.tenant = :tenant and c.conversation_id = :conversation

@@ -13,7 +13,6 @@ from sqlalchemy import Connection, text
 from server.store.content import conversations
 
 PAGE_ROWS = 5_000
-"""Conversations that one statement looks at."""
 
 
 class ConversationKey(NamedTuple):
@@ -24,7 +23,6 @@ class ConversationKey(NamedTuple):
 
 
 FIRST = ConversationKey("", UUID(int=0))
-"""A key before all others."""
 _ANY = text("select cast(:days as integer) > 0 or exists (select from tenants where conversation_days > 0)")
 _DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
 _CUTOFF = f"statement_timestamp() - make_interval(days => {_DAYS})"

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select, text
 
 from server.store.content import images
 from server.store.content.image_removal import MARK_USES
-from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
+from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
 from server.store.keyset_page import page
 from server.store.tables import conversation_items
@@ -71,10 +71,8 @@ _ADVANCE_POSITION = text("""
 _APPEND = text(
     count_added(f"""
         insert into conversation_items
-            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
-            for_model)
-        select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json),
-            octet_length(payload), for_model
+            (tenant, conversation_id, position, {COLUMNS})
+        select :tenant, :id, :next + place - 1, {VALUES}
         from {NEW_ITEMS}
         returning tenant, {ITEM_BYTES} as bytes
     """)
@@ -83,8 +81,7 @@ _APPEND_RESPONSE = text(
     count_added(
         f"""
         insert into conversation_items
-            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
-            for_model, response_id)
+            (tenant, conversation_id, position, {COLUMNS}, response_id)
         select i.tenant, :id,
             p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
             i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,

@@ -134,13 +134,9 @@ class PurgeBatch(NamedTuple):
     """The result of one transaction."""
 
     responses: int
-    """Responses that were deleted for readers."""
     rows: int
-    """Removed rows of all tables."""
     moved: bool
-    """Whether anything was changed."""
     by_tenant: Mapping[str, int] = {}
-    """`responses` by tenant."""
 
 
 _ENDED = "deleted_at is null and status not in ('queued', 'in_progress')"

@@ -79,9 +79,7 @@ class RemovedImages(NamedTuple):
     """The result of one batch."""
 
     images: int
-    """Pictures that were deleted."""
     more: bool
-    """Whether another batch may find more."""
 
 
 def remove_unused(connection: Connection) -> RemovedImages:

@@ -43,6 +43,9 @@ NEW_ITEMS = """
     ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
     """
 """The items of `item_columns` as rows, the first at place 1."""
+COLUMNS = "id, type, role, status, name, call_id, payload, size, for_model"
+VALUES = "id, type, role, status, name, call_id, cast(payload as json), octet_length(payload), for_model"
+"""SQL of a row's columns, and of their values from NEW_ITEMS."""
 ImagesByUrl = dict[str, NewImage | None]
 """Pictures by data URL; None for one that is no picture's."""
 

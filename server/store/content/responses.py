@@ -64,7 +64,6 @@ class StoredResponse(ResponseFacts):
 
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
-"""The columns that `stored_response` needs."""
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:

@@ -17,11 +17,8 @@ ROW_BYTES: Final = 1024
 FOLD_ROWS = 64
 """Changes of a tenant above which they are folded."""
 _MAX_FOLDED = 10_000
-"""The most changes that are folded in one transaction."""
 TODAY: Final = "cast(statement_timestamp() at time zone 'utc' as date)"
-"""SQL of the day of a change."""
 IMAGE_BYTES: Final = f"size + {ROW_BYTES}"
-"""SQL of a picture's size."""
 ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 """SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 

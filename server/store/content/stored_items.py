@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
-from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
+from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import READABLE, items, responses
 
@@ -18,10 +18,8 @@ OUTPUT: Final = 1
 _INSERT_ITEMS = text(
     count_added(f"""
         insert into items
-            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
-             for_model, seconds)
-        select o.tenant, o.response_id, :side, o.idx, id, type, role, status, name, call_id,
-            cast(payload as json), octet_length(payload), for_model, seconds
+            (tenant, response_id, side, idx, {COLUMNS}, seconds)
+        select o.tenant, o.response_id, :side, o.idx, {VALUES}, seconds
         from {NEW_ITEMS}
         join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
             with ordinality as o (tenant, response_id, idx, place) using (place)
@@ -171,7 +169,6 @@ class ItemList:
 
 
 INPUT_LIST = ItemList("items", "response_id = :id and side = 0", "idx")
-"""A response's own input items."""
 CONVERSATION_LIST = ItemList("conversation_items", "conversation_id = :id", "position")
 
 

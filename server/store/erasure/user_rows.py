@@ -42,7 +42,6 @@ class UserRows:
     """The ids of what a user made."""
 
     responses: list[UUID] = field(default_factory=list)
-    """Stored responses."""
     lines: list[UUID] = field(default_factory=list)
     """Responses that the ledger names with the user, also those that are gone or were never stored."""
     conversations: set[UUID] = field(default_factory=set)

@@ -39,9 +39,7 @@ class Survey(NamedTuple):
     rows: int
     """Responses, or entries of the ledger."""
     kept: int
-    """The rows that stay."""
     kept_items: int
-    """The items of the rows that stay."""
     default_rows: int
     """Rows of the default partitions to which these would go, as Postgres estimates."""
 

@@ -32,7 +32,6 @@ class Migration:
     """`pre`: may run while the release before serves; `post`: only once all replicas are of this one."""
     title: str
     lost: tuple[str, ...]
-    """Tables and columns whose contents its downgrade deletes."""
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:

@@ -32,7 +32,6 @@ class StoredEndpoint:
     created_at: datetime
     updated_at: datetime
     old_secret_until: datetime | None
-    """Until when the secret before the last rotation signs, too."""
     disabled_at: datetime | None
     disabled_reason: str | None
 

@@ -24,7 +24,6 @@ ENDED_KEPT = timedelta(days=7)
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
-"""Rows that one statement gives up or deletes."""
 _ENQUEUE = text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
@@ -62,7 +61,6 @@ class Claimed(NamedTuple):
     type: str
     created_at: datetime
     attempt: int
-    """1 for the first."""
     url: str
     secret: str
     old_secret: str | None
