@@ -19,8 +19,7 @@ from server.process.connect_engine import check_engine_settings, connect
 from server.process.load_model import engine_config, read_adapters
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
-from server.store.schema.compatibility import BEHIND, UNKNOWN
-from server.store.schema.upgrade import schema_state
+from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 from server.store.session_check import STANDBY
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
-from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
-from server.store.schema.upgrade import UPGRADE_S, schema_state, upgrade
+from server.store.schema.upgrade import BEHIND, UNKNOWN, UPGRADE_S, SchemaState, schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 

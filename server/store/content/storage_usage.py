@@ -23,27 +23,23 @@ ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 """SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 
 
-def count_added(change: str, *, before: str = "", gives: str = "count(*)") -> str:
+def count_added(change: str, *, before: str = "", gives: str = "count(*)", sign: str = "") -> str:
     """SQL of `change` that also records the bytes it adds. `change` returns rows with `tenant` and `bytes`.
     `before` are CTEs that it needs; data-modifying ones must be at the top level. `gives` is the select list
     of the whole statement over the changed rows.
     """
-    return _with_change_row(change, "sum(bytes)", before, gives)
-
-
-def count_removed(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` that also records the bytes it removes."""
-    return _with_change_row(change, "-sum(bytes)", before, gives)
-
-
-def _with_change_row(change: str, bytes_: str, before: str, gives: str) -> str:
     first = f"{before}," if before else ""
     return f"""
     with {first} changed as ({change}), counted as (
         insert into storage_changes (tenant, day, bytes)
-        select tenant, {TODAY}, {bytes_} from changed group by tenant having sum(bytes) <> 0)
+        select tenant, {TODAY}, {sign}sum(bytes) from changed group by tenant having sum(bytes) <> 0)
     select {gives} from changed
     """
+
+
+def count_removed(change: str, *, before: str = "", gives: str = "count(*)") -> str:
+    """SQL of `change` that also records the bytes it removes."""
+    return count_added(change, before=before, gives=gives, sign="-")
 
 
 _TOTAL = text("select coalesce(sum(bytes), 0)::bigint from storage_changes where tenant = :tenant")
