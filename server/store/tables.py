@@ -73,6 +73,12 @@ def optional(name: str, type_: Any, comment: str = "") -> Column[Any]:
     return Column(name, type_, comment=comment or COMMENTS.get(name))
 
 
+def index(name: str, *columns: str, where: str = "") -> Index:
+    """An index of columns and expressions, of the rows that fulfil the condition."""
+    parts = [part if part.isidentifier() else text(part) for part in columns]
+    return Index(name, *parts, postgresql_where=text(where) if where else None)
+
+
 def _sizes() -> list[Column[Any]]:
     """Columns of items that are asked before the items are read."""
     return [
@@ -181,43 +187,29 @@ responses = tenant_table(
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')", name="status"
     ),
-    Index(
+    index(
         "ix_responses_waiting",
         "tenant",
         "priority",
         "queued_at",
-        postgresql_where=text("replica_id is null and status in ('queued', 'in_progress')"),
+        where="replica_id is null and status in ('queued', 'in_progress')",
     ),
-    Index("ix_responses_replica_id", "replica_id", postgresql_where=text("status = 'in_progress'")),
-    Index(
-        "ix_responses_previous_id", "tenant", "previous_id", postgresql_where=text("previous_id is not null")
-    ),
-    Index(
+    index("ix_responses_replica_id", "replica_id", where="status = 'in_progress'"),
+    index("ix_responses_previous_id", "tenant", "previous_id", where="previous_id is not null"),
+    index(
         "ix_responses_conversation_id",
         "tenant",
         "conversation_id",
-        postgresql_where=text("conversation_id is not null and status in ('queued', 'in_progress')"),
+        where="conversation_id is not null and status in ('queued', 'in_progress')",
     ),
-    Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
-    Index("ix_responses_created_at", "tenant", text("created_at desc")),
-    Index("ix_responses_id", "id"),
-    Index("ix_responses_time", "created_at"),
-    Index(
-        "ix_responses_end_user",
-        "tenant",
-        "end_user",
-        text("created_at desc"),
-        postgresql_where=text("end_user is not null"),
-    ),
-    Index("ix_responses_choice", "tenant", text("created_at desc"), postgresql_where=text("choice = 0")),
-    Index("ix_responses_model", "tenant", "model", text("created_at desc")),
-    Index(
-        "ix_responses_status",
-        "tenant",
-        "status",
-        text("created_at desc"),
-        postgresql_where=text("status <> 'completed'"),
-    ),
+    index("ix_responses_expires_at", "expires_at", where="expires_at is not null"),
+    index("ix_responses_created_at", "tenant", "created_at desc"),
+    index("ix_responses_id", "id"),
+    index("ix_responses_time", "created_at"),
+    index("ix_responses_end_user", "tenant", "end_user", "created_at desc", where="end_user is not null"),
+    index("ix_responses_choice", "tenant", "created_at desc", where="choice = 0"),
+    index("ix_responses_model", "tenant", "model", "created_at desc"),
+    index("ix_responses_status", "tenant", "status", "created_at desc", where="status <> 'completed'"),
     Index(
         "ix_responses_metadata",
         "metadata",
@@ -255,8 +247,8 @@ items = tenant_table(
     column("created_at", TIME, default=NOW),
     *_sizes(),
     optional("seconds", Double, "how long the call took that the server made"),
-    Index("ix_items_id", "tenant", "id"),
-    Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
+    index("ix_items_id", "tenant", "id"),
+    index("ix_items_calls", "created_at", where=r"type like '%\_call'"),
     postgresql_partition_by="range (response_id)",
 )
 conversations = tenant_table(
@@ -308,8 +300,8 @@ item_images = tenant_table(
     column("digest", LargeBinary, "the picture", key=True),
     optional("removed_at", TIME, "when the item was removed; its picture goes after that"),
     ForeignKeyConstraint(["tenant", "digest"], ["images.tenant", "images.digest"]),
-    Index("ix_item_images_digest", "tenant", "digest"),
-    Index("ix_item_images_removed_at", "removed_at", postgresql_where=text("removed_at is not null")),
+    index("ix_item_images_digest", "tenant", "digest"),
+    index("ix_item_images_removed_at", "removed_at", where="removed_at is not null"),
 )
 """`removed_at` is the time at which the item was removed. The row stays until it is certain whether it was
 the last that names the picture, which is then removed with it."""
@@ -366,7 +358,7 @@ idempotency_keys = tenant_table(
     column("response_id", Uuid, "the response that it began"),
     column("created_at", TIME, default=NOW),
     optional("replica_id", Uuid, "the replica that claimed it"),
-    Index("ix_idempotency_keys_created_at", "created_at"),
+    index("ix_idempotency_keys_created_at", "created_at"),
 )
 JUST_ENDED: Final = "1 hour"
 """Longer than anybody takes who follows a response (`quiet_seconds` of retention)."""

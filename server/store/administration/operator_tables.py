@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ARRAY, Column, Date, Index, text
+from sqlalchemy import ARRAY, Column, Date
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.schema import CheckConstraint, PrimaryKeyConstraint, UniqueConstraint
 from sqlalchemy.types import BigInteger, Boolean, Integer, LargeBinary, Numeric, Text, Uuid
@@ -17,6 +17,7 @@ from server.store.tables import (
     cancel_reason,
     column,
     engine_times,
+    index,
     metadata,
     optional,
     origin_columns,
@@ -112,8 +113,8 @@ usage_ledger = tenant_table(
     column("attempt", Integer, "how many replicas ran it"),
     cancel_reason(),
     optional("metadata", JSONB, "of a stored response: pairs whose values have at most 64 characters"),
-    Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
-    Index("ix_usage_ledger_time", "finished_at"),
+    index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+    index("ix_usage_ledger_time", "finished_at"),
     postgresql_partition_by="range (response_id)",
 )
 
@@ -161,7 +162,7 @@ usage_days = table(
     PrimaryKeyConstraint(
         "tenant", "day", "key_id", "model", "kind", "status", "error_code", name="pk_usage_days"
     ),
-    Index("ix_usage_days_day", "day"),
+    index("ix_usage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
 user_days = tenant_table(
@@ -170,7 +171,7 @@ user_days = tenant_table(
     column("end_user", Text, "user, else safety_identifier, of the requests", key=True),
     column("day", Date, "in UTC", key=True),
     *_usage_sums(),
-    Index("ix_user_days_day", "day"),
+    index("ix_user_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
 audit_trail = table(
@@ -184,7 +185,7 @@ audit_trail = table(
     optional("target", Text, "the id of what was changed"),
     optional("request_id", Text, "x-request-id of the request that changed it"),
     column("details", JSONB, "what was changed, without secrets", default="{}"),
-    Index("ix_audit_trail_at", text("at desc")),
+    index("ix_audit_trail_at", "at desc"),
 )
 seal_keys = table(
     "seal_keys",
@@ -251,18 +252,11 @@ webhook_deliveries = tenant_table(
     optional("last_error", Text, "why the last attempt failed"),
     optional("delivered_at", TIME, "when it was received"),
     optional("given_up_at", TIME, "when it was given up"),
-    Index(
-        "ix_webhook_deliveries_due",
-        "endpoint_id",
-        "next_attempt_at",
-        postgresql_where=text("next_attempt_at is not null"),
-    ),
-    Index("ix_webhook_deliveries_response_id", "tenant", "response_id"),
-    Index("ix_webhook_deliveries_created_at", "tenant", text("created_at desc"), "id"),
-    Index(
-        "ix_webhook_deliveries_ended",
-        text("coalesce(delivered_at, given_up_at)"),
-        postgresql_where=text("next_attempt_at is null"),
+    index("ix_webhook_deliveries_due", "endpoint_id", "next_attempt_at", where="next_attempt_at is not null"),
+    index("ix_webhook_deliveries_response_id", "tenant", "response_id"),
+    index("ix_webhook_deliveries_created_at", "tenant", "created_at desc", "id"),
+    index(
+        "ix_webhook_deliveries_ended", "coalesce(delivered_at, given_up_at)", where="next_attempt_at is null"
     ),
     postgresql_with=_OFTEN_CHANGED,
 )
@@ -294,7 +288,7 @@ spend = tenant_table(
     column("id", Uuid, "random", key=True, default=RANDOM),
     column("tokens", BigInteger, "of input and output"),
     column("cost", Numeric, "at the prices then"),
-    Index("ix_spend_day", "day"),
+    index("ix_spend_day", "day"),
 )
 budget_reservations = tenant_table(
     "budget_reservations",
@@ -322,7 +316,7 @@ storage_days = tenant_table(
     column("day", Date, "in UTC", key=True),
     column("added", BigInteger, "bytes that were stored"),
     column("removed", BigInteger, "bytes that were removed"),
-    Index("ix_storage_days_day", "day"),
+    index("ix_storage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
 )
 refused_requests = table(
@@ -334,7 +328,7 @@ refused_requests = table(
     column("status", Integer, "of HTTP, 400 and above", key=True),
     column("error_code", Text, "of the error object; empty: it has none", key=True),
     column("requests", BigInteger, "how many"),
-    Index("ix_refused_requests_hour", "hour"),
+    index("ix_refused_requests_hour", "hour"),
     postgresql_with={"fillfactor": "50"},
 )
 refused_keys = tenant_table(
@@ -345,7 +339,7 @@ refused_keys = tenant_table(
     column("status", Integer, "of HTTP, 400 and above", key=True),
     column("error_code", Text, "of the error object; empty: it has none", key=True),
     column("requests", BigInteger, "how many"),
-    Index("ix_refused_keys_hour", "hour"),
+    index("ix_refused_keys_hour", "hour"),
     postgresql_with={"fillfactor": "50"},
 )
 ALL_TABLES = metadata

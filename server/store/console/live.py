@@ -1,6 +1,6 @@
 """The cluster's present work: replicas, the oldest running responses, the queue. All by partial indexes."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -118,13 +118,9 @@ class Cluster(NamedTuple):
 def read_cluster(connection: Connection) -> Cluster:
     """All of it, in one transaction of the caller's. Raises TimeOver."""
     with limit_time(connection):
-        lists: list[Any] = [connection.execute(query).all() for query in (_REPLICAS, _RUNNING, _QUEUED)]
-        running_count, queued_count = connection.execute(_COUNTS).one()
-    replicas, running, queued = lists
-    return Cluster(
-        replicas=[LiveReplica(*row) for row in replicas],
-        running=[RunningResponse(*row) for row in running],
-        queued=[QueuedResponse(*row) for row in queued],
-        running_count=running_count,
-        queued_count=queued_count,
-    )
+        return Cluster(
+            [LiveReplica(*row) for row in connection.execute(_REPLICAS)],
+            [RunningResponse(*row) for row in connection.execute(_RUNNING)],
+            [QueuedResponse(*row) for row in connection.execute(_QUEUED)],
+            *connection.execute(_COUNTS).one(),
+        )
