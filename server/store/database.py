@@ -1,6 +1,7 @@
-"""`Database`: the connection pool, transactions with retries, dedicated connections."""
+"""`Database`: the connection pool, transactions with retries, dedicated connections; a breaker in outages."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
@@ -24,7 +25,6 @@ from server.store.database_errors import (
     is_read_only,
     is_unavailable,
 )
-from server.store.shared_outage import SharedOutage
 from server.store.timeout_connection import (
     REQUEST_TIMEOUTS,
     SessionSettings,
@@ -72,6 +72,66 @@ class PoolStats(NamedTuple):
     same moment may be counted once."""
 
 
+class OutageContinues(OperationalError):
+    """The outage did not end before the deadline."""
+
+    def __init__(self) -> None:
+        super().__init__("connect", None, TimeoutError("the database is still away"))
+
+
+class SharedOutage:
+    """A circuit breaker: one thread probes an unavailable database, the others wait for it. Thread-safe.
+    Without it every request would wait for its own timeout, on every thread of the pool.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._down_since: float | None = None
+        self._probing = False
+
+    def report_failure(self, when: float, error: Exception | None = None) -> None:
+        """A request that began at `when` (of `monotonic`) failed."""
+        with self._changed:
+            if self._down_since is not None:
+                return
+            self._down_since = when
+        log.warning("the database does not answer: %s", first_line(error) if error else "no reason is known")
+
+    def report_success(self) -> None:
+        """The database answered."""
+        if self._down_since is None:
+            return
+        with self._changed:
+            since, self._down_since = self._down_since, None
+            self._changed.notify_all()
+        if since is not None:
+            log.warning("the database is back after %.1f s", monotonic() - since)
+
+    def deadline(self, seconds: float) -> float:
+        """The deadline of a retry that begins now: `seconds` after now, or after the outage began."""
+        since = self._down_since
+        return (monotonic() if since is None else since) + seconds
+
+    @contextmanager
+    def attempt(self, deadline: float) -> Iterator[None]:
+        """Surrounds one try. Waits while another thread probes; raises OutageContinues at the deadline."""
+        with self._changed:
+            if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
+                raise OutageContinues
+            alone = self._down_since is not None
+            self._probing = self._probing or alone
+        try:
+            yield
+        finally:
+            if alone:
+                with self._changed:
+                    self._probing = False
+                    self._changed.notify()
+
+    def _may_try(self) -> bool:
+        return self._down_since is None or not self._probing
+
+
 class Database:
     """A connection pool for handlers, and dedicated connections for threads. `url` is a libpq URL
     (`postgresql://…`).
@@ -86,12 +146,10 @@ class Database:
         pooled: bool = False,
         direct_url: str | None = None,
     ) -> None:
-        """`pool_size` is the number of threads that serve requests.
-
-        Every commit waits for the disk; without `strict`, those of dedicated connections only where they call
-        `commit_synchronously`.
-        `pooled`: the URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then,
-        if there is one.
+        """`pool_size` is the number of threads that serve requests. Every commit waits for the disk; without
+        `strict`, those of dedicated connections only where they call `commit_synchronously`. `pooled`: the
+        URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then, if there is
+        one.
         """
         self.url = url
         self.dedicated_url = direct_url or url
@@ -213,11 +271,10 @@ class Database:
             )
 
     def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:
-        """The result of `work` in a transaction, which is retried after transient errors.
-
-        `work` must be idempotent, because the answer to a successful commit may have been lost. Retries end
-        `seconds` after the first try, or after the start of an outage in progress, and the last DatabaseError
-        is raised. Each try has timeouts of its own.
+        """The result of `work` in a transaction, which is retried after transient errors. `work` must be
+        idempotent, because the answer to a successful commit may have been lost. Retries end `seconds` after
+        the first try, or after the start of an outage in progress, and the last DatabaseError is raised. Each
+        try has timeouts of its own.
         """
         return self._retry(partial(self._begin, self._pool_engine), work, seconds)
 

@@ -73,12 +73,10 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
 def claim_waiting(
     connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
 ) -> list[StoredResponse]:
-    """Claims background responses to generate, fairly by tenant.
-
-    The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
-    priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
-    their settings allow. The caller's transaction has passed the
-    fence.
+    """Claims background responses to generate, fairly by tenant. The next one belongs to the tenant with the
+    fewest in progress; within a tenant, it has the lowest priority number and waits longest. Tenants in
+    `full` are skipped, and those that have as many here as their settings allow. The caller's transaction has
+    passed the fence.
     """
     parameters = {
         "me": me,
@@ -113,10 +111,9 @@ def release(
     died: bool = False,
     skip_locked: bool = False,
 ) -> int:
-    """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
-
-    `died` counts one more death of each response whose attempt made no progress; `claim_to_end` allows a
-    limited number. Responses that this replica no longer owns stay as they are, and so do locked ones with
+    """Puts responses of this replica back into the queue; returns how many. Fenced by the caller. `died`
+    counts one more death of each response whose attempt made no progress; `claim_to_end` allows a limited
+    number. Responses that this replica no longer owns stay as they are, and so do locked ones with
     `skip_locked`.
     """
     if not keys:
@@ -221,9 +218,8 @@ UNDECODABLE_MESSAGE = "What is stored of this response cannot be read, so it can
 
 
 def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> bool:
-    """Fails a claimed response whose stored content cannot be decoded; False if another replica owns it.
-
-    A later release, a damaged disk or a manual change may leave such content. The stream gets no terminal
+    """Fails a claimed response whose stored content cannot be decoded; False if another replica owns it. A
+    later release, a damaged disk or a manual change may leave such content. The stream gets no terminal
     event, which `holdfast audit` reports; the log is compacted, or stays as it is if Postgres refuses that.
     Raises Fenced or DatabaseError.
     """

@@ -169,11 +169,10 @@ def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, Heartb
 
 
 def expire_replicas(connection: Connection, silent: Mapping[UUID, HeartbeatTime], ttl_seconds: float) -> int:
-    """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many.
-
-    A replica with a commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A
-    recorder session whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit
-    for the rest of a COPY from a client that has vanished.
+    """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many. A replica with a
+    commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A recorder session
+    whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit for the rest of
+    a COPY from a client that has vanished.
     """
     seen = {"ids": list(silent), "heartbeats": list(silent.values())}
     connection.execute(_TERMINATE_STUCK_SESSIONS, {**seen, "ttl": ttl_seconds})

@@ -139,12 +139,10 @@ def run_query(url: str, query: str, *, explain: bool, is_embedded: bool) -> Quer
 
 
 def _require_reading(connection: TimeoutConnection, query: str) -> None:
-    """Raises QueryFailed for a query that names a function which may write, lock or signal.
-
-    A read-only transaction lets such functions write to the log, take advisory locks and change settings, and
-    their right belongs to everybody. Any mention counts, also in a string or a comment: what is named nowhere
-    cannot be called, because functions that run a query given as text, which could be put together, are
-    volatile too.
+    """Raises QueryFailed for a query that names a function which may write, lock or signal. A read-only
+    transaction lets such functions write to the log, take advisory locks and change settings, and their right
+    belongs to everybody. Any mention counts, also in a string or a comment: what is named nowhere cannot be
+    called, because functions that run a query given as text, which could be put together, are volatile too.
     """
     lowered = query.lower()
     if _ESCAPED_NAME in lowered:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, text
 
 from server.store.content import conversations
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
@@ -13,14 +13,15 @@ PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
 _LOWEST: Final = UUID(int=0)
 _RESPONSES = text(f"""
-    select (array_agg(id order by id desc))[1] as last, array_agg(id) filter (where own) as found,
+    select (array_agg(id order by id desc))[1] as last, -1 as position,
+        array_agg(id) filter (where own) as found,
         array_agg(distinct conversation_id) filter (where own and conversation_id is not null) as also
     from (
         select r.id, r.conversation_id, {OF_USER} as own from responses r
         where r.tenant = :tenant and r.id > :after order by r.id limit {PAGE_ROWS}) as page
 """)
 _LINES = text(f"""
-    select (array_agg(response_id order by response_id desc))[1] as last,
+    select (array_agg(response_id order by response_id desc))[1] as last, -1 as position,
         array_agg(response_id) filter (where end_user = :user) as found, null as also
     from (
         select response_id, end_user from usage_ledger
@@ -29,7 +30,7 @@ _LINES = text(f"""
 _CONVERSATIONS = text(f"""
     select (array_agg(conversation_id order by conversation_id desc, position desc))[1] as last,
         (array_agg(position order by conversation_id desc, position desc))[1] as position,
-        array_agg(distinct conversation_id) filter (where own) as found
+        null as found, array_agg(distinct conversation_id) filter (where own) as also
     from (
         select i.conversation_id, i.position, {BROUGHT_BY_USER} as own from conversation_items i
         where i.tenant = :tenant and (i.conversation_id, i.position) > (:after, :position)
@@ -48,42 +49,28 @@ class UserRows:
     """Conversations with a response or an item of the user."""
 
 
-class _Pages:
-    """Where a walk through a table stands; `after` is None at its end."""
-
-    def __init__(self) -> None:
-        self.after: UUID | None = _LOWEST
-        self.position = -1
-
-
 class Walk:
     """Looks through all of a tenant's rows for those of a user, page by page."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._responses, self._lines, self._items = _Pages(), _Pages(), _Pages()
         self.found = UserRows()
+        self._left = [(_RESPONSES, self.found.responses), (_LINES, self.found.lines), (_CONVERSATIONS, [])]
+        self._after, self._position = _LOWEST, -1
 
     def step(self, connection: Connection) -> bool:
         """Looks at the next page, in a transaction of its own; False at the end."""
-        if self._responses.after is not None:
-            self._next(connection, _RESPONSES, self._responses, self.found.responses)
-        elif self._lines.after is not None:
-            self._next(connection, _LINES, self._lines, self.found.lines)
-        elif self._items.after is not None:
-            parameters = {"after": self._items.after, "position": self._items.position}
-            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **parameters}).one()
-            self._items.after, self._items.position = row.last, row.position
-            self.found.conversations.update(row.found or ())
-        else:
+        if not self._left:
             return False
-        return True
-
-    def _next(self, connection: Connection, query: TextClause, pages: _Pages, found: list[UUID]) -> None:
-        row = connection.execute(query, {**self._subject.parameters, "after": pages.after}).one()
-        pages.after = row.last
+        query, found = self._left[0]
+        place = {"after": self._after, "position": self._position}
+        row = connection.execute(query, {**self._subject.parameters, **place}).one()
+        self._after, self._position = row.last or _LOWEST, row.position if row.last else -1
+        if row.last is None:
+            del self._left[0]
         found += row.found or ()
         self.found.conversations.update(row.also or ())
+        return True
 
 
 _LOCK = text("select id from conversations where tenant = :tenant and id = :id for update skip locked")
@@ -115,11 +102,10 @@ user's first item.
 def take_out_of_conversation(
     connection: Connection, subject: Subject, conversation: UUID
 ) -> tuple[int, int] | None:
-    """Removes a user's items from a conversation, or all of it if no one else's response brought an item.
-
-    The metadata of one that the user began go, too. Returns how many conversations and items are gone; None
-    if something is to be removed and it is locked or a response runs in it. What names the user must stay
-    until it is neither: nothing else tells whose the items are.
+    """Removes a user's items from a conversation, or all of it if no one else's response brought an item. The
+    metadata of one that the user began go, too. Returns how many conversations and items are gone; None if
+    something is to be removed and it is locked or a response runs in it. What names the user must stay until
+    it is neither: nothing else tells whose the items are.
     """
     parameters = {**subject.parameters, "id": conversation}
     if connection.execute(_LOCK, parameters).first() is None:

@@ -66,7 +66,6 @@ def row_by_row(
     partitions: Sequence[Partition], now: datetime, days: int, decided: frozenset[str] = frozenset()
 ) -> tuple[ExpiredRange, ...]:
     """The ranges that a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
-
     `days` is the retention. Left are rows of the next partition to go, and of those that are due, if they
     expire within `width_of` the retention before that. None are left of the `decided` partitions, which are
     not dropped, and of what is due for longer than GIVEN_UP_AFTER.

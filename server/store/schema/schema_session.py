@@ -60,7 +60,6 @@ def try_for_locks(url: str, seconds: float, act: Callable[[Connection, float], N
 @contextmanager
 def migration_lock(connection: Connection) -> Iterator[None]:
     """Holds the advisory lock in the block; waits for it without a limit, because a migration may take long.
-
     The lock is asked for again and again, each time in a transaction of its own. A statement that waited for
     it would have a snapshot, for whose end `create index concurrently` of the lock's holder would wait.
     Limits that the role has on statements and idle transactions do not hold in this session.
