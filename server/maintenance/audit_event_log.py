@@ -27,14 +27,8 @@ Json = dict[str, Any]
 SLACK = timedelta(seconds=1)
 """Tolerance for a clock that was set, or for the clock of another host after a failover."""
 _FROM_COLUMNS = (
-    "id",
-    "status",
-    "created_at",
-    "completed_at",
-    "error",
-    "incomplete_details",
-    "output",
-    "usage",
+    *("id", "status", "created_at", "completed_at"),
+    *("error", "incomplete_details", "output", "usage"),
 )
 """Fields that a terminal event must have. A later release may repeat more fields of the request."""
 _COUNTED = frozenset({"cached_tokens", "cache_write_tokens", "reasoning_tokens"})

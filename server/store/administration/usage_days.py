@@ -14,15 +14,8 @@ _MAX_FOLDED = 2_000
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
 _GROUPS = "tenant, day, key_id, model, kind, status, error_code"
-_SUMS = (
-    "responses",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "cost",
-    "unpriced",
-)
+_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+_SUMS = ("responses", *_TOKENS, "cost", "unpriced")
 _COLUMNS = ", ".join(_SUMS)
 _TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
 RETURNED: Final = (

@@ -78,16 +78,10 @@ def claim_waiting(
     `full` are skipped, and those that have as many here as their settings allow. The caller's transaction has
     passed the fence.
     """
-    parameters = {
-        "me": me,
-        "models": list(models),
-        "full": list(full),
-        "limit": limit,
-        "looked_at": _CANDIDATES_PER_CLAIM * limit,
-    }
-    return read_rows(
-        connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_WAITING, parameters)]
-    )
+    parameters = {"me": me, "models": list(models), "full": list(full)}
+    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit}
+    claimed = connection.execute(_CLAIM_WAITING, {**parameters, **limits})
+    return read_rows(connection, [ResponseKey(*row) for row in claimed])
 
 
 _RELEASE = f"""

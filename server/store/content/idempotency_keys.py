@@ -91,15 +91,8 @@ def claim(
     generates a response without a row: with its lease the key ends, too. Waits for a concurrent transaction
     that claims the same key.
     """
-    parameters = {
-        "tenant": tenant,
-        "key": key,
-        "digest": digest,
-        "response": response,
-        "replica": replica,
-        "lifetime": KEY_LIFETIME,
-    }
-    return connection.execute(_CLAIM, parameters).first() is not None
+    use = {"tenant": tenant, "key": key, "digest": digest, "response": response, "replica": replica}
+    return connection.execute(_CLAIM, {**use, "lifetime": KEY_LIFETIME}).first() is not None
 
 
 _OLD = "created_at < statement_timestamp() - cast(:lifetime as interval)"

@@ -130,14 +130,8 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             reasoning_tokens=0,
             cancel_reason="erased",
         )
-        facts = ResponseFacts(
-            tenant=subject.tenant,
-            id=row.id,
-            key_id=row.key_id,
-            model=row.model,
-            background=row.background,
-            created_at=row.created_at,
-        )
+        of_row = {name: getattr(row, name) for name in ("id", "key_id", "model", "background", "created_at")}
+        facts = ResponseFacts(tenant=subject.tenant, **of_row)
         usage.append((LedgerEntry(facts=facts, stored=True), ending))
     if usage:
         record_usage(connection, usage)

@@ -101,8 +101,10 @@ _SURVEY = """
         (select cast(sum(greatest(reltuples, 0)) as bigint) from pg_class
          where oid = any (cast(cast(:defaults as text[]) as regclass[]))) as default_rows
 """
-_SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id", keys=_KEYS))
-_SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id", keys=_KEYS))
+_SURVEYS = {
+    table: text(_SURVEY.format(table=table, key=key, keys=_KEYS))
+    for table, key in (("responses", "id"), ("usage_ledger", "response_id"))
+}
 _SURVIVORS = {
     "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
     "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
@@ -138,9 +140,7 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
         "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
     keys = arrays.fields(ResponseKey, kept if of_responses else ())
-    row = connection.execute(
-        _SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**parameters, **keys}
-    ).one()
+    row = connection.execute(_SURVEYS[table], {**parameters, **keys}).one()
     return Survey(row.rows, len(kept), row.kept_items, row.default_rows)
 
 
