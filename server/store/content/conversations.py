@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select, text
 from server.store.content import images
 from server.store.content.image_removal import MARK_USES
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
 from server.store.keyset_page import page
 from server.store.tables import conversation_items
 from server.store.tables import conversations as table
@@ -32,33 +32,29 @@ class ConversationRow:
 
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
-_CREATE = text(
-    count_added(f"""
-        insert into conversations (tenant, id, metadata, size)
-        select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
-        from (select cast(:metadata as jsonb) as value) as new
-        on conflict do nothing
-        returning tenant, size as bytes
-    """)
-)
+_CREATE = adding(f"""
+    insert into conversations (tenant, id, metadata, size)
+    select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
+    from (select cast(:metadata as jsonb) as value) as new
+    on conflict do nothing
+    returning tenant, size as bytes
+""")
 _GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")
 _LOCK = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update")
-_UPDATE = text(
-    count_added(
-        f"""
-        update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
-            touched_at = clock_timestamp()
-        from old, (
-            select value as metadata, octet_length(value::text) as length
-            from (select cast(:metadata as jsonb) as value) as sent) as new
-        where c.tenant = :tenant and c.id = :id
-        returning c.*, {ROW_BYTES} + new.length - old.size as bytes
-        """,
-        before="""
-        old as (select size from conversations where tenant = :tenant and id = :id for update)
-        """,
-        gives=_COLUMNS,
-    )
+_UPDATE = adding(
+    f"""
+    update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
+        touched_at = clock_timestamp()
+    from old, (
+        select value as metadata, octet_length(value::text) as length
+        from (select cast(:metadata as jsonb) as value) as sent) as new
+    where c.tenant = :tenant and c.id = :id
+    returning c.*, {ROW_BYTES} + new.length - old.size as bytes
+    """,
+    before="""
+    old as (select size from conversations where tenant = :tenant and id = :id for update)
+    """,
+    gives=_COLUMNS,
 )
 _UNFINISHED = text("""
     select 1 from responses
@@ -68,40 +64,36 @@ _ADVANCE_POSITION = text("""
     update conversations set next_position = next_position + :count, touched_at = clock_timestamp()
     where tenant = :tenant and id = :id
 """)
-_APPEND = text(
-    count_added(f"""
-        insert into conversation_items
-            (tenant, conversation_id, position, {COLUMNS})
-        select :tenant, :id, :next + place - 1, {VALUES}
-        from {NEW_ITEMS}
-        returning tenant, {ITEM_BYTES} as bytes
-    """)
-)
-_APPEND_RESPONSE = text(
-    count_added(
-        f"""
-        insert into conversation_items
-            (tenant, conversation_id, position, {COLUMNS}, response_id)
-        select i.tenant, :id,
-            p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
-            i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
-            i.response_id
-        from place p, items i where i.tenant = :tenant and i.response_id = :response
-        returning tenant, {ITEM_BYTES} as bytes
-        """,
-        before="""
-        place as (
-            update conversations set next_position = next_position + (
-                select count(*) from items i where i.tenant = :tenant and i.response_id = :response),
-                touched_at = clock_timestamp()
-            where tenant = :tenant and id = :id
-            returning next_position
-        ), named as (
-            insert into item_images (tenant, owner, item_id, digest)
-            select u.tenant, :id, u.item_id, u.digest from place p, item_images u
-            where u.tenant = :tenant and u.owner = :response and u.removed_at is null)
-        """,
-    )
+_APPEND = adding(f"""
+    insert into conversation_items
+        (tenant, conversation_id, position, {COLUMNS})
+    select :tenant, :id, :next + place - 1, {VALUES}
+    from {NEW_ITEMS}
+    returning tenant, {ITEM_BYTES} as bytes
+""")
+_APPEND_RESPONSE = adding(
+    f"""
+    insert into conversation_items
+        (tenant, conversation_id, position, {COLUMNS}, response_id)
+    select i.tenant, :id,
+        p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
+        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
+        i.response_id
+    from place p, items i where i.tenant = :tenant and i.response_id = :response
+    returning tenant, {ITEM_BYTES} as bytes
+    """,
+    before="""
+    place as (
+        update conversations set next_position = next_position + (
+            select count(*) from items i where i.tenant = :tenant and i.response_id = :response),
+            touched_at = clock_timestamp()
+        where tenant = :tenant and id = :id
+        returning next_position
+    ), named as (
+        insert into item_images (tenant, owner, item_id, digest)
+        select u.tenant, :id, u.item_id, u.digest from place p, item_images u
+        where u.tenant = :tenant and u.owner = :response and u.removed_at is null)
+    """,
 )
 
 
@@ -181,24 +173,20 @@ def _advance_position(connection: Connection, tenant: str, conversation: UUID, c
     connection.execute(_ADVANCE_POSITION, {"tenant": tenant, "id": conversation, "count": count})
 
 
-_DELETE_ITEMS = text(
-    count_removed(
-        f"""
-        delete from conversation_items
-        where tenant = :tenant and conversation_id = :id
-          and (cast(:items as text[]) is null or id = any(cast(:items as text[])))
-        returning tenant, {ITEM_BYTES} as bytes
-        """,
-        before=f"""
-        unused as ({MARK_USES} tenant = :tenant and owner = :id
-            and (cast(:items as text[]) is null or item_id = any(cast(:items as text[]))))
-        """,
-    )
+_DELETE_ITEMS = removing(
+    f"""
+    delete from conversation_items
+    where tenant = :tenant and conversation_id = :id
+      and (cast(:items as text[]) is null or id = any(cast(:items as text[])))
+    returning tenant, {ITEM_BYTES} as bytes
+    """,
+    before=f"""
+    unused as ({MARK_USES} tenant = :tenant and owner = :id
+        and (cast(:items as text[]) is null or item_id = any(cast(:items as text[]))))
+    """,
 )
-_DELETE = text(
-    count_removed(
-        "delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes"
-    )
+_DELETE = removing(
+    "delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes"
 )
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, TextClause, text
 from server.store import arrays
 from server.store.content.image_removal import MARK_USES
 from server.store.content.responses import ResponseKey
-from server.store.content.storage_usage import ITEM_BYTES, count_removed
+from server.store.content.storage_usage import ITEM_BYTES, removing
 
 _DELETE = text("""
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
@@ -45,19 +45,15 @@ one sees that no successor is left."""
 _KEYS = f"(select * from {arrays.unnest('k', ResponseKey)})"
 _THEIRS = f"where (tenant, response_id) in {_KEYS}"
 _REMOVE_STREAMS = (
-    text(count_removed(f"delete from response_streams {_THEIRS} returning tenant, size as bytes")),
+    removing(f"delete from response_streams {_THEIRS} returning tenant, size as bytes"),
     text(f"delete from response_events_hot {_THEIRS}"),
 )
 _REMOVE = (
-    text(
-        count_removed(
-            f"delete from items {_THEIRS} returning tenant, {ITEM_BYTES} as bytes",
-            before=f"unused as ({MARK_USES} (tenant, owner) in {_KEYS})",
-        )
+    removing(
+        f"delete from items {_THEIRS} returning tenant, {ITEM_BYTES} as bytes",
+        before=f"unused as ({MARK_USES} (tenant, owner) in {_KEYS})",
     ),
-    text(
-        count_removed(f"delete from responses where (tenant, id) in {_KEYS} returning tenant, size as bytes")
-    ),
+    removing(f"delete from responses where (tenant, id) in {_KEYS} returning tenant, size as bytes"),
 )
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from server.store import arrays
 from server.store.content.images import batches
-from server.store.content.storage_usage import IMAGE_BYTES, count_removed
+from server.store.content.storage_usage import IMAGE_BYTES, removing
 
 MARK_USES: Final = "update item_images set removed_at = clock_timestamp() where removed_at is null and "
 """SQL that marks uses as removed; their condition follows."""
@@ -65,14 +65,12 @@ _DELETE_USES = text(f"""
     where (u.tenant, u.owner, u.item_id, u.digest) = (c.tenant, c.owner, c.item_id, c.digest)
 """)
 _STILL_USED = text(f"select t.tenant, t.digest from {_IMAGES} where {_IN_USE}")
-_DELETE_IMAGES = text(
-    count_removed(f"""
-        delete from images i using {_IMAGES}
-        where (i.tenant, i.digest) = (t.tenant, t.digest) and not exists (
-            select from item_images u where u.tenant = i.tenant and u.digest = i.digest)
-        returning i.tenant, {IMAGE_BYTES} as bytes
-    """)
-)
+_DELETE_IMAGES = removing(f"""
+    delete from images i using {_IMAGES}
+    where (i.tenant, i.digest) = (t.tenant, t.digest) and not exists (
+        select from item_images u where u.tenant = i.tenant and u.digest = i.digest)
+    returning i.tenant, {IMAGE_BYTES} as bytes
+""")
 
 
 class RemovedImages(NamedTuple):

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.storage_usage import IMAGE_BYTES, count_added
+from server.store.content.storage_usage import IMAGE_BYTES, adding
 from server.store.timeout_connection import psycopg_connection
 
 T = TypeVar("T")
@@ -54,17 +54,15 @@ _LOCK = text("""
     select digest from images where tenant = :tenant and digest = any(cast(:digests as bytea[]))
     order by digest for key share
 """)
-_INSERT = text(
-    count_added(f"""
-        insert into images (tenant, digest, media_type, size, data)
-        select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
-        from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
-            cast(:sizes as integer[])) as new (digest, media_type, begin, size)
-        order by digest
-        on conflict (tenant, digest) do update set size = excluded.size where false
-        returning tenant, {IMAGE_BYTES} as bytes
-    """)
-)
+_INSERT = adding(f"""
+    insert into images (tenant, digest, media_type, size, data)
+    select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
+    from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
+        cast(:sizes as integer[])) as new (digest, media_type, begin, size)
+    order by digest
+    on conflict (tenant, digest) do update set size = excluded.size where false
+    returning tenant, {IMAGE_BYTES} as bytes
+""")
 """A picture that another transaction has inserted since is not changed, but its row is locked as by an
 UPDATE, so that it is not removed before this one ends."""
 _INSERT_USES = text("""

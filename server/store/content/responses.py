@@ -12,7 +12,7 @@ from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
-from server.store.content.storage_usage import TODAY, count_added
+from server.store.content.storage_usage import TODAY, adding
 from server.store.database_errors import OwnershipLost
 from server.store.keyset_page import distinct
 from server.store.tables import READABLE, responses
@@ -214,14 +214,12 @@ def set_weights(connection: Connection, claimed: StoredResponse, weights: str | 
     connection.execute(_SET_WEIGHTS, {"tenant": claimed.tenant, "id": claimed.id, **run})
 
 
-_UPDATE_METADATA = text(
-    count_added("""
-        update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
-            size = size + cast(:growth as integer)
-        where tenant = :tenant and id = :id
-        returning tenant, case when size is not null then cast(:growth as integer) end as bytes
-    """)
-)
+_UPDATE_METADATA = adding("""
+    update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
+        size = size + cast(:growth as integer)
+    where tenant = :tenant and id = :id
+    returning tenant, case when size is not null then cast(:growth as integer) end as bytes
+""")
 
 
 def get_choices(

@@ -10,7 +10,7 @@ are counted neither on insertion nor on deletion.
 
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 ROW_BYTES: Final = 1024
 """An estimate for a row's other columns and index entries."""
@@ -37,9 +37,14 @@ def count_added(change: str, *, before: str = "", gives: str = "count(*)", sign:
     """
 
 
-def count_removed(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` that also records the bytes it removes."""
-    return count_added(change, before=before, gives=gives, sign="-")
+def adding(change: str, **options: str) -> TextClause:
+    """The statement of `count_added`, which takes the options."""
+    return text(count_added(change, **options))
+
+
+def removing(change: str, **options: str) -> TextClause:
+    """The statement of `change` that also records the bytes it removes."""
+    return text(count_added(change, sign="-", **options))
 
 
 _TOTAL = text("select coalesce(sum(bytes), 0)::bigint from storage_changes where tenant = :tenant")

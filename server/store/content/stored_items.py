@@ -10,22 +10,20 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
-from server.store.content.storage_usage import ITEM_BYTES, count_added
+from server.store.content.storage_usage import ITEM_BYTES, adding
 from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1
-_INSERT_ITEMS = text(
-    count_added(f"""
-        insert into items
-            (tenant, response_id, side, idx, {COLUMNS}, seconds)
-        select o.tenant, o.response_id, :side, o.idx, {VALUES}, seconds
-        from {NEW_ITEMS}
-        join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
-            with ordinality as o (tenant, response_id, idx, place) using (place)
-        returning tenant, {ITEM_BYTES} as bytes
-    """)
-)
+_INSERT_ITEMS = adding(f"""
+    insert into items
+        (tenant, response_id, side, idx, {COLUMNS}, seconds)
+    select o.tenant, o.response_id, :side, o.idx, {VALUES}, seconds
+    from {NEW_ITEMS}
+    join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
+        with ordinality as o (tenant, response_id, idx, place) using (place)
+    returning tenant, {ITEM_BYTES} as bytes
+""")
 
 
 def insert_items_of(

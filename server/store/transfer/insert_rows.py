@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 
 from server.store.administration import usage_days
 from server.store.content.responses import tenants
-from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, count_added
+from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, adding
 from server.store.transfer.columns import TABLES, columns_of
 
 _SIZES: Final = {
@@ -51,7 +51,7 @@ def _insertion(kind: str) -> TextClause:
     size = _SIZES.get(kind)
     if size is None:
         return text(f"with changed as ({insert}) select count(*) from changed")
-    return text(count_added(f"{insert}, {size} as bytes"))
+    return adding(f"{insert}, {size} as bytes")
 
 
 def insert_row(connection: Connection, tenant: str, kind: str, row: Mapping[str, Any]) -> bool:
