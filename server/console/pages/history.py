@@ -224,7 +224,6 @@ def _read_cursor(cursor: str) -> PageCursor | None:
         return None
     time, _, name = cursor.partition("/")
     try:
-        created_at = datetime.fromisoformat(time)
-        return PageCursor(created_at.astimezone(UTC), UUID(hex=name))
+        return PageCursor(datetime.fromisoformat(time).astimezone(UTC), UUID(hex=name))
     except (ValueError, OverflowError):
         raise InvalidRequest("before must be the position of a response.", param="before") from None
