@@ -19,8 +19,7 @@ from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
-from server.store.schema.compatibility import BEHIND, UNKNOWN
-from server.store.schema.upgrade import schema_state
+from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 

@@ -45,7 +45,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        choices = responses.lock_choices(connection, tenant, _candidates(first))
+        choices = responses.get_choices(connection, tenant, _candidates(first), lock=True)
         for stored in _require_answered(choices, first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})

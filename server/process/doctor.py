@@ -19,9 +19,8 @@ from server.process import load_model
 from server.process.load_model import engine_config, read_adapters, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
-from server.store.durability_check import STANDBY
-from server.store.schema.compatibility import BEHIND, UNKNOWN
-from server.store.schema.upgrade import schema_state
+from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
+from server.store.session_check import STANDBY
 
 if TYPE_CHECKING:
     from engine.diagnosis import Diagnosis

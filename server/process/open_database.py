@@ -10,13 +10,12 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.embedded_postgres.system_account import EmbeddedError, default_data_dir
 from server.errors import ConfigError
 from server.sealing.cipher import Seal, make_key
-from server.store import database_roles, durability_check, session_check
+from server.store import database_roles, session_check
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
-from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
-from server.store.schema.upgrade import UPGRADE_S, schema_state, upgrade
+from server.store.schema.upgrade import BEHIND, UNKNOWN, UPGRADE_S, SchemaState, schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 
@@ -97,7 +96,7 @@ class OpenDatabase:
         """By what an external cluster keeps less than clients have seen. Raises DatabaseError."""
         if self.is_embedded:
             return []
-        return list(durability_check.complaints(durability_check.probe(self.url, pooled=self._pooled)))
+        return list(session_check.complaints(session_check.probe_durability(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped. A failure is logged; a later call tries again."""

@@ -34,7 +34,7 @@ from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, read_choice
-from server.sealing.approval_tags import with_tagged_id
+from server.sealing.sealed_items import with_tagged_id
 
 _NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024

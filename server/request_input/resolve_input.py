@@ -40,9 +40,8 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.request_input.previous_messages import read_previous
 from server.request_input.stored_input import ConversationVersion, StoredInput, read_images, read_stored_input
-from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
-from server.sealing.sealed_items import unseal_items
+from server.sealing.sealed_items import is_tagged, keep_approval_tag, unseal_items
 from server.store.database import Connection, Database
 
 

@@ -221,7 +221,7 @@ _FOLD = text(
         ), shortened as (
             select f.*, holdfast_without_echo(f.body, r.request) as short
             from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
-        """,  # noqa: S608 - constants of ours
+        """,
         gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
@@ -231,7 +231,7 @@ _WITH_GAPS = text(
         select h.response_id from response_events_hot h
         join {_KEYS} on h.tenant = e.tenant and h.response_id = e.id
         group by h.tenant, h.response_id having sum(n) <> max(first_seq + n)) as g
-    """  # noqa: S608 - constants of ours
+    """
 )
 _UNFOLDED = text(
     """

@@ -32,14 +32,11 @@ from server.store.database_errors import DatabaseError
 
 SessionSettings: TypeAlias = Mapping[str, str]
 """Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
-
 REQUEST_TIMEOUTS: SessionSettings = {
     "statement_timeout": "5s",
     "lock_timeout": "1s",
     "idle_in_transaction_session_timeout": "5s",
 }
-"""Timeouts of sessions that serve requests."""
-
 RECORDER_TIMEOUTS: SessionSettings = {
     "statement_timeout": "600ms",
     "lock_timeout": "250ms",
@@ -47,15 +44,11 @@ RECORDER_TIMEOUTS: SessionSettings = {
 }
 """Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
 commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
-
 _SYNCHRONOUS_COMMIT = re.compile(r"synchronous[-_]commit\s*=\s*'?(\w+)")
-
 RESPONSE_TIMEOUT_S = 6.0
 """Seconds for a result: more than `statement_timeout`, so that the server's error arrives first."""
-
 PING_TIMEOUT_S = 2.0
 """Seconds for the empty query that checks a pooled connection after a pause."""
-
 _CLIENT_KEEPALIVES = {
     "connect_timeout": "3",
     "keepalives_idle": "5",
@@ -64,7 +57,6 @@ _CLIENT_KEEPALIVES = {
     "tcp_user_timeout": "6000",
 }
 """libpq parameters for connections over TCP; the URL's own values override them."""
-
 _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
@@ -72,10 +64,8 @@ _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_user_timeout": "6000",
 }
 """Keepalives of the server's end; without them a session outlives its vanished client by hours."""
-
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """A year within `datetime`'s range, so that time zones and intervals can be added."""
-
 _T = TypeVar("_T")
 _NO_RESPONSE = "the server does not answer"
 _NOT_READY = 0
@@ -84,7 +74,6 @@ _NOT_READY = 0
 
 class TimeoutConnection(psycopg.Connection[Any]):
     """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
-
     The time applies to each exchange with the server; COPY of many rows consists of many.
     """
 
@@ -110,9 +99,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
-
-        It takes one exchange with the server; three where a transaction begins with settings.
+        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own. It
+        takes one exchange with the server; three where a transaction begins with settings.
         """
         self.autocommit = not self.transaction_settings
         try:
@@ -169,9 +157,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return True
 
     def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
-        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY.
-
-        Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
+        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY. Raises
+        psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
         poll = select.poll()
         poll.register(self.pgconn.socket)
@@ -204,7 +191,6 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
 def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = False) -> TimeoutConnection:
     """A connection that reads and writes JSON columns as text, so that stored JSON keeps its bytes.
-
     `settings` hold for the session, besides those in the URL. With `pooled`, where a pooler may give each
     transaction another session, they hold for each transaction, and no statement is prepared.
     """
@@ -228,7 +214,6 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
 
 class _TimeLoader(TimestamptzLoader):
     """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
-
     Otherwise one such row fails every statement that reads it.
     """
 
@@ -243,7 +228,6 @@ class _TimeLoader(TimestamptzLoader):
 
 def synchronous(url: str) -> SessionSettings:
     """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name.
-
     Sessions set it themselves, since it may be off by default in the cluster, the database or the role.
     """
     named = _SYNCHRONOUS_COMMIT.findall(str(conninfo_to_dict(url).get("options") or ""))

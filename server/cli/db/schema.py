@@ -11,11 +11,10 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
-from server.store.schema import text_search, upgrade
-from server.store.schema.compatibility import SchemaState
+from server.store.schema import concurrent_indexes, upgrade
 from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.schema_session import connect
-from server.store.schema.upgrade import Migration
+from server.store.schema.upgrade import Migration, SchemaState
 from server.version import VERSION
 
 START_SECONDS = 30.0
@@ -197,7 +196,7 @@ def _answers() -> Iterator[None]:
 def _text_search(config: Config, options: argparse.Namespace) -> None:
     with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
-        turn = text_search.turn_on if options.state == "on" else text_search.turn_off
+        turn = concurrent_indexes.index_words if options.state == "on" else concurrent_indexes.drop_words
         try:
             turn(opened.session_url)
         except DatabaseError as error:

@@ -18,9 +18,10 @@ from server.protocol import ids
 from server.protocol.ids import response_id
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import history
-from server.store.console.history import Cursor, HistoryFilter, HistoryRow
+from server.store.console.history import HistoryFilter, HistoryRow
 from server.store.console.saved_views import SavedView, views_of
 from server.store.console.time_limit import TimeOver
+from server.store.content.response_pages import PageCursor
 
 MAX_CHARS = 1000
 PERIODS: Final[Mapping[str, timedelta | None]] = {
@@ -180,7 +181,7 @@ def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
 
 
 def _read_rows(
-    console: ConsoleRequest, search: HistoryFilter, before: Cursor | None
+    console: ConsoleRequest, search: HistoryFilter, before: PageCursor | None
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
@@ -210,12 +211,11 @@ def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilte
     return search
 
 
-def _read_cursor(cursor: str) -> Cursor | None:
+def _read_cursor(cursor: str) -> PageCursor | None:
     if not cursor:
         return None
     time, _, name = cursor.partition("/")
     try:
-        created_at = datetime.fromisoformat(time)
-        return Cursor(created_at.astimezone(UTC), UUID(hex=name))
+        return PageCursor(datetime.fromisoformat(time).astimezone(UTC), UUID(hex=name))
     except (ValueError, OverflowError):
         raise InvalidRequest("before must be the position of a response.", param="before") from None

@@ -35,9 +35,8 @@ MAX_TAG = 64
 
 
 def tags_of(metadata: Mapping[str, str]) -> str | None:
-    """The JSON of the pairs whose values are short; None if there is none. Pure.
-
-    Requests are bounded to 16 pairs, with names of 64 characters.
+    """The JSON of the pairs whose values are short; None if there is none. Pure. Requests are bounded to 16
+    pairs, with names of 64 characters.
     """
     tags = {name: value for name, value in metadata.items() if len(value) <= MAX_TAG}
     return json.dumps(tags) if tags else None
@@ -66,8 +65,7 @@ _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USA
 _OF_FACTS = [name for name in FACTS if name in _NO_USAGE]
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
-_METER = text(
-    f"""
+_METER = text(f"""
     with entries as (
         select * from {arrays.unnest("e", _USAGE_TYPES)}
     ), metered as (
@@ -77,8 +75,7 @@ _METER = text(
     spent as ({spend.ADD}),
     settled as ({budgets.SETTLE})
     {usage_days.ADD}
-    """  # noqa: S608 - constants of ours
-)
+""")
 """Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in
 place of what was reserved, and the changes of the days' sums."""
 
@@ -90,7 +87,6 @@ def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
 
 
 MAX_REMOVED = 1000
-"""The most entries that one transaction removes."""
 _REMOVE_OLDER = """
     delete from usage_ledger where (tenant, response_id) in (
         select l.tenant, l.response_id from usage_ledger l
@@ -101,10 +97,9 @@ _REMOVE_OLDER = """
 
 
 def remove_older(connection: Connection, days: int, expired: ExpiredRange) -> int:
-    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
-
-    Entries of stored responses stay, and such that the sums by day do not have yet. Of a range `until` an
-    earlier time go those that are older by then.
+    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many. Entries of
+    stored responses stay, and such that the sums by day do not have yet. Of a range `until` an earlier time
+    go those that are older by then.
     """
     earlier = expired._replace(until=expired.until and expired.until - timedelta(days=days))
     condition = earlier.condition(

@@ -29,7 +29,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 log = logging.getLogger("holdfast.heartbeat")
-
 MAX_STALL_SECONDS = 60.0
 """Seconds without a signal after which the standby stops, so that a hung server loses its lease."""
 _MAX_SILENCE_SECONDS = 2.0
@@ -52,11 +51,9 @@ class StandbySettings:
     replica: str
     server_pid: int
     every: float
-    """Seconds from one heartbeat to the next."""
     silence: float
     """Seconds without a signal after which heartbeats are written."""
     longest_stall: float
-    """Seconds without a signal after which the process ends."""
 
 
 class StandbyHeartbeat:
@@ -185,7 +182,11 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
     signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
-    settings = StandbySettings(**json.loads(_read_line(pipe)))
+    with open(pipe, "rb", buffering=0, closefd=False) as unbuffered:
+        line = unbuffered.readline()
+    if not line.endswith(b"\n"):
+        return 0
+    settings = StandbySettings(**json.loads(line))
     writer = _HeartbeatWriter(settings)
     heard_at, wait = monotonic(), settings.silence
     while True:
@@ -201,16 +202,6 @@ def main() -> int:
             return 0
         if not is_stopped(settings.server_pid) and not writer.write():
             return 0
-
-
-def _read_line(pipe: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        read = os.read(pipe, 1)
-        if not read:
-            sys.exit(0)
-        line += read
-    return line
 
 
 if __name__ == "__main__":

@@ -16,14 +16,9 @@ from sqlalchemy.dialects.postgresql import JSON
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 from server.store.log_read import FOLDED_ROWS
-from server.store.timeout_connection import psycopg_connection
 from server.store.transfer.columns import TABLES, columns_of
 
-_LIMITS: Final = {
-    "statement_timeout": "0",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "0",
-}
+_LIMITS: Final = {"statement_timeout": "0", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "0"}
 _PATIENCE_S: Final = 3600.0
 """The time for one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
@@ -45,7 +40,7 @@ _OWN: Final = {
                 or exists (select from conversation_items i
                     where i.tenant = u.tenant and i.conversation_id = u.owner and i.id = u.item_id
                         and {BROUGHT_BY_USER})))
-    """,  # noqa: S608 - constants of ours
+    """,
     "prompt": "false",
     "conversation": f"""
         exists (select from conversation_items i where i.tenant = t.tenant and i.conversation_id = t.id
@@ -77,25 +72,23 @@ _UNFOLDED: Final = f"""(
             as finished_at,
         octet_length({FOLDED_ROWS}) as size
     from response_events_hot h group by h.tenant, h.response_id having sum(n) = max(first_seq + n)
-)"""  # noqa: S608 - a constant of ours
+)"""
 """Event logs whose rows are not folded yet, in the form of `response_streams`."""
-_UNFINISHED = text(
-    f"""
+_UNFINISHED = text(f"""
     select count(*) from responses r where r.tenant = :tenant and not {_ENDED}
       and (cast(:user as text) is null or {OF_USER})
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 @contextmanager
 def export_snapshot(database: Database) -> Iterator[Connection]:
     """A connection in a transaction that sees one state of the database, for as long as it takes."""
-    with database.dedicated_connection("export", limits=_LIMITS) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = _PATIENCE_S
-        with connection.begin():
-            connection.execute(text("set transaction isolation level repeatable read, read only"))
-            yield connection
+    with (
+        database.dedicated_connection("export", limits=_LIMITS, patience=_PATIENCE_S) as connection,
+        connection.begin(),
+    ):
+        connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
 
 
 def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequence[Any]]:
@@ -113,7 +106,7 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
     fetched = {"yield_per": _FETCHED.get(kind, _DEFAULT_FETCHED)}
     results = []
     for source in (table.name, _UNFOLDED) if kind == "response.stream" else (table.name,):
-        query = f"select {shown}{pictures} from {source} t where {' and '.join(conditions)} order by {key}"  # noqa: S608
+        query = f"select {shown}{pictures} from {source} t where {' and '.join(conditions)} order by {key}"
         results.append(connection.execute(text(query), subject.parameters, execution_options=fetched))
     for row in results[0] if len(results) == 1 else merge(*results, key=itemgetter(0)):
         yield tuple(row)
@@ -121,5 +114,4 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
 
 def count_unfinished(connection: Connection, subject: Subject) -> int:
     """The responses that have not ended and are left out."""
-    count: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
-    return count
+    return int(connection.execute(_UNFINISHED, subject.parameters).scalar_one())

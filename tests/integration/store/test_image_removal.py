@@ -84,7 +84,7 @@ def test_the_pictures_of_a_conversation_go_with_its_items(database: Database, re
     delete(database, node)
     assert remove_images(database) == 0, "the conversation keeps it"
     with database.begin() as connection:
-        assert conversations.delete_item(connection, TENANT, conversation, made[1].id)
+        assert conversations.delete_items(connection, TENANT, conversation, [made[1].id])
     assert remove_images(database) == 1
     assert count(database) == 3
     with database.begin() as connection:

@@ -165,8 +165,8 @@ def test_conversations_are_counted_with_their_items_and_metadata(database: Datab
         conversations.update_metadata(connection, TENANT, conversation, '{"k": "' + "v" * 500 + '"}')
     full = counted(database)
     with database.begin() as connection:
-        assert conversations.delete_item(connection, TENANT, conversation, made[0].id)
-        assert not conversations.delete_item(connection, TENANT, conversation, made[0].id)
+        assert conversations.delete_items(connection, TENANT, conversation, [made[0].id])
+        assert not conversations.delete_items(connection, TENANT, conversation, [made[0].id])
     assert 3000 < full - counted(database) < 4000
     with database.begin() as connection:
         node = begin(connection, replica, "z" * 1000)
