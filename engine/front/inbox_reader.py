@@ -7,9 +7,11 @@ is delivered.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
+from typing import TypeVar
 
-from engine.front.request_metrics import RequestMetrics
+from engine.front.request_metrics import EndReason, RequestMetrics
 from engine.front.request_registry import AcceptedRequest, Close, Inbound, PauseChanged, RequestRegistry
 from engine.request import (
     Cancel,
@@ -17,6 +19,7 @@ from engine.request import (
     Deliver,
     EngineRequest,
     Failed,
+    Finished,
     Outbound,
     TokenUsage,
     describe,
@@ -24,6 +27,8 @@ from engine.request import (
 from engine.scheduling.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
+
+Last = TypeVar("Last", bound=Finished | Failed)
 
 
 class InboxReader(ABC):
@@ -101,8 +106,14 @@ class InboxReader(ABC):
         if sequence is None:  # it is in the inbox
             self._request_metrics.failed()
             return Failed(request.request_id, "engine_dead", cause, TokenUsage(prompt=len(request.prompt)))
-        times = self._request_metrics.ended(sequence, "error", monotonic())
-        return Failed(request.request_id, "engine_dead", cause, sequence.usage, times)
+        return self._with_times(sequence, Failed(request.request_id, "engine_dead", cause, sequence.usage))
+
+    def _with_times(self, sequence: TokenSequence, last: Last) -> Last:
+        """The request's last message with its times, which are counted."""
+        reason: EndReason = "error"
+        if isinstance(last, Finished):
+            reason = "abort" if last.reason == "cancelled" else last.reason
+        return replace(last, times=self._request_metrics.ended(sequence, reason, monotonic()))
 
     def _flush_outbox(self) -> None:
         """Delivers the outbox. Ended requests leave the registry first: their ids are free."""

@@ -96,7 +96,7 @@ def read_file(content: bytes) -> tuple[str, ...]:
         try:
             if len(line) > MAX_URL:
                 raise ValueError(f"it is longer than {MAX_URL} bytes")
-            text = _without_comment(line.decode())
+            text = f" {line.decode().strip()}".replace("\t", " ").partition(" #")[0].strip()
             urls += [read_url(text)] if text else []
         except UnicodeDecodeError:
             raise ValueError(f"line {number} is no UTF-8") from None
@@ -127,7 +127,7 @@ class Discovery:
         """Reads the setting, and the file if it names one. Raises ValueError if it is malformed."""
         self._source = read_source(text)
         self._urls: tuple[str, ...] = ()
-        self._warning: str | None = None
+        self._warning = ""
         self._content: bytes | None = None
         """The content of the file at the last look; None if it could not be read."""
         if isinstance(self._source, FixedUrls):
@@ -151,38 +151,34 @@ class Discovery:
         source = self._source
         if isinstance(source, FixedUrls):
             await asyncio.get_running_loop().create_future()
+            return
         while True:
             try:
-                urls = await self._read(resolve or _resolve)
+                urls = await self._read(source, resolve or _resolve)
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
-                self._warn(_sentence(error))
+                if self._warning != (warning := _sentence(error)):  # once, until another one comes
+                    self._warning = warning
+                    where = source.path if isinstance(source, UrlFile) else source.host
+                    log.warning(
+                        "engine servers: %s cannot be used: %s; the last URLs stay in use", where, warning
+                    )
             else:
-                self._warning = None
+                self._warning = ""
                 if urls != self._urls:
                     self._urls = urls
                     log.info("engine servers: %s", ", ".join(urls))
                     changed(urls)
             await wait(RESOLVE_SECONDS if isinstance(source, DnsName) else FILE_SECONDS)
 
-    async def _read(self, resolve: Resolve) -> tuple[str, ...]:
+    async def _read(self, source: DnsName | UrlFile, resolve: Resolve) -> tuple[str, ...]:
         """The URLs that count now. Raises OSError or ValueError."""
-        source = self._source
         if isinstance(source, DnsName):
             async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
                 return urls_of(source, await resolve(source.host, source.port))
-        assert isinstance(source, UrlFile)
         before, self._content = self._content, None
         # A thread, because a file of a network's file system may take long.
         self._content = await asyncio.to_thread(_content_of, source.path)
         return read_file(self._content) if self._content == before else self._urls
-
-    def _warn(self, sentence: str) -> None:
-        """Logs a sentence once, until reading succeeds or another one comes."""
-        if sentence != self._warning:
-            self._warning = sentence
-            source = self._source
-            name = source.path if isinstance(source, UrlFile) else getattr(source, "host", "")
-            log.warning("engine servers: %s cannot be used: %s; the last URLs stay in use", name, sentence)
 
 
 def _content_of(path: Path) -> bytes:
@@ -248,12 +244,6 @@ def _distinct(urls: Sequence[str], where: str) -> tuple[str, ...]:
     if len(distinct) > MAX_URLS:
         raise ValueError(f"{where} has more than {MAX_URLS} URLs")
     return distinct
-
-
-def _without_comment(line: str) -> str:
-    if line.lstrip().startswith("#"):
-        return ""
-    return line.replace("\t", " ").partition(" #")[0].strip()
 
 
 def _sentence(error: Exception) -> str:

@@ -163,20 +163,16 @@ Fetch = Callable[[HttpRequest], Awaitable[tuple[int, bytes]]]
 `CallFault` if there is none, or a body above a few MiB."""
 
 
-class ExpectedModel(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedModel:
     """The model of the folder `--model`, to compare a server with."""
 
-    @property
-    def name(self) -> str | None:
-        """The model's name at the server, if the operator set one; None is the server's only model."""
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        """The bytes of each token id; empty if the folder has no tokenizer.json."""
-
-    @property
-    def special(self) -> frozenset[int]:
-        """Ids of special tokens."""
+    name: str | None = None
+    """The model's name at the server, if the operator set one; None is the server's only model."""
+    tokens: Sequence[bytes] = ()
+    """The bytes of each token id; empty if the folder has no tokenizer.json."""
+    special: frozenset[int] = frozenset()
+    """Ids of special tokens."""
 
 
 class ImageProtocol(Protocol):

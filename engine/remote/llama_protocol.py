@@ -37,8 +37,12 @@ from engine.remote.engine_protocol import (
 )
 from engine.remote.server_answers import (
     PROBED_TOKENS,
+    UNREADABLE,
+    ServerError,
     comparable_tokens,
-    fault_kind,
+    decode_probe,
+    likeliest,
+    not_understood,
     refuse_other_text,
     status_fault,
     text_digest,
@@ -83,11 +87,6 @@ class _Progress(msgspec.Struct):
     cache: _Count
 
 
-class _Error(msgspec.Struct):
-    code: int = 500
-    message: str = ""
-
-
 class _Event(msgspec.Struct):
     stop: bool | None = None
     tokens: list[_Count] = []
@@ -96,7 +95,7 @@ class _Event(msgspec.Struct):
     stop_type: str = ""
     timings: _Timings | None = None
     prompt_progress: _Progress | None = None
-    error: _Error | None = None
+    error: ServerError | None = None
 
 
 class _Settings(msgspec.Struct):
@@ -295,11 +294,10 @@ def _counts_tokens(sampling: SamplingParams) -> bool:
 def _decode_event(data: bytes) -> _Event:
     try:
         event = _EVENT.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
+    except UNREADABLE as error:
+        raise not_understood(error) from error
     if event.error is not None:
-        code = event.error.code
-        raise CallFault(fault_kind(code), f"it answered {code}: {one_line(event.error.message)}")
+        raise event.error.fault()
     if event.stop is None:
         raise CallFault("failed", "its answer is not understood: it has neither tokens nor an error")
     return event
@@ -340,9 +338,8 @@ def _align(token_ids: Sequence[int], tables: Sequence[_TokenLogprob], count: int
 
 
 def _logprobs(table: _TokenLogprob, count: int) -> TokenLogprobs:
-    pairs = [(top.id, _logprob(top.logprob)) for top in table.top_logprobs]
-    top = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
-    return TokenLogprobs(_logprob(table.logprob), tuple(top))
+    pairs = ((top.id, _logprob(top.logprob)) for top in table.top_logprobs)
+    return TokenLogprobs(_logprob(table.logprob), likeliest(pairs, count))
 
 
 def _logprob(value: float | None) -> float:
@@ -359,10 +356,7 @@ async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
         raise status_fault(status, body, request.path)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineMismatch(f"its answer to {request.path} is not llama-server's") from error
+    return decode_probe(body, kind, request.path, "llama-server")
 
 
 def _origin(path: str, meta: _ModelMeta) -> str:

@@ -1,12 +1,13 @@
 """`read_model_folder`: vocabulary and sampling defaults of a model folder, without weights, without torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.config import ModelRefused
+from engine.remote.engine_protocol import ExpectedModel
 from engine.request import ModelInfo
 from engine.vocabulary import Vocabulary, read_vocabulary
 
@@ -18,23 +19,14 @@ IMAGE_FAMILIES = frozenset({
 """The `model_type`s whose chat templates write one token for a picture, which their processors repeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """The model of a folder, which a server runs; implements `remote.engine_protocol.ExpectedModel`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder(ExpectedModel):
+    """The model of a folder, which a server runs."""
 
     model_info: ModelInfo
     """The facts of the folder; `context_length` is 0, because the server's counts."""
     vocabulary: Vocabulary | None
     """None without a tokenizer.json, or if its tokens have no bytes of their own."""
-    name: str | None = None
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        return self.vocabulary.tokens if self.vocabulary else ()
-
-    @property
-    def special(self) -> frozenset[int]:
-        return self.vocabulary.special if self.vocabulary else frozenset()
 
 
 def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
@@ -58,7 +50,14 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
         model_info = replace(
             model_info, image_token_id=token_id, image_placeholder=vocabulary.piece(token_id)
         )
-    return ModelFolder(model_info, vocabulary, name)
+    known = Vocabulary(()) if vocabulary is None else vocabulary
+    return ModelFolder(
+        name=name,
+        tokens=known.tokens,
+        special=known.special,
+        model_info=model_info,
+        vocabulary=vocabulary,
+    )
 
 
 def _image_token_id(config: Mapping[str, Any]) -> int | None:

@@ -146,16 +146,16 @@ class RemoteEngine(EngineFront):
             raise RequestRefused("closed", "The engine is closed.") from error
 
     def _snapshot(self) -> Stats:
-        stats = self._metrics.stats(
+        return self._metrics.stats(
             running=self._requests.running,
-            alive=self._thread.is_alive() and self._fleet.available,
-            servers=self._fleet.stats,
+            max_running=self._config.max_running,
+            alive=self._thread.is_alive() and self._fleet.router.available,
+            servers=self._fleet.router.stats,
         )
-        return replace(stats, max_running=self._config.max_running)
 
     def trouble(self) -> str | None:
         """Why no server can be used, in a sentence; None if one can. Any thread."""
-        return self._fleet.trouble
+        return self._fleet.router.trouble()
 
     def _wait_until_ended(self) -> None:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

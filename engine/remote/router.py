@@ -22,6 +22,7 @@ from typing import Literal
 
 from engine.remote.engine_protocol import CallFault, EngineDescription, EngineMismatch
 from engine.request import one_line
+from engine.statistics import ServerStats
 
 PROBE_SECONDS = 5.0
 """Seconds between two probes of a server without faults."""
@@ -99,7 +100,8 @@ class Router:
         self._prefixes: OrderedDict[bytes, tuple[EngineServer, ...]] = OrderedDict()
         """By digest of a prefix: the servers that computed it, the latest first; the least recently used
         digest first."""
-        self._description: EngineDescription | None = None
+        self.description: EngineDescription | None = None
+        """The description of the first server that was accepted; all others have to fit it."""
 
     def set_urls(self, urls: Sequence[str]) -> None:
         """Adds new servers, which need a probe first, and drains those that are not in `urls`."""
@@ -115,17 +117,14 @@ class Router:
         return tuple(self._servers.values())
 
     @property
-    def description(self) -> EngineDescription | None:
-        """The description of the first server that was accepted; all others have to fit it."""
-        return self._description
+    def stats(self) -> list[ServerStats]:
+        """Every server, our calls counted. Any thread."""
+        return [ServerStats(server.url, server.state, len(server.calls)) for server in self.servers()]
 
     def needs_probe(self, now: float) -> list[EngineServer]:
         """The servers to probe now. Each is returned once until its probe was reported."""
-        due = [
-            server
-            for server in self._servers.values()
-            if not server.probing and not server.draining and server.probe_at <= now
-        ]
+        idle = (server for server in self._servers.values() if not server.probing and not server.draining)
+        due = [server for server in idle if server.probe_at <= now]
         for server in due:
             server.probing = True
         return due
@@ -140,11 +139,11 @@ class Router:
         server.probing = False
         if server.draining:
             return
-        difference = None if self._description is None else _difference(description, self._description)
+        difference = None if self.description is None else _difference(description, self.description)
         if difference is not None:
             self.probe_failed(server, EngineMismatch(difference), now)
             return
-        self._description = self._description or description
+        self.description = self.description or description
         if server.state == "up":
             server.failures = 0
         server.probe_at = now + PROBE_SECONDS
