@@ -38,8 +38,8 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings(QueueSettings):
-    """The scheduler's settings. The defaults are those of a CPU."""
+class SchedulerLimits(QueueSettings):
+    """The scheduler's limits. The defaults are those of a CPU."""
 
     block_size: int = 16
     """Tokens a KV block: the unit of allocation and of prefix reuse."""
@@ -50,19 +50,7 @@ class SchedulerSettings(QueueSettings):
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
 
-    def limits(self, kv_blocks: int) -> "SchedulerLimits":
-        """The scheduler's limits with this number of blocks."""
-        return SchedulerLimits(
-            kv_blocks=kv_blocks, **{each.name: getattr(self, each.name) for each in fields(SchedulerSettings)}
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits(SchedulerSettings):
-    """The scheduler's limits; independent of the model."""
-
     kv_blocks: int
-    """Size of the block pool."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
@@ -74,7 +62,6 @@ class SchedulerLimits(SchedulerSettings):
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
 
     def blocks_for(self, token_count: int) -> int:
-        """Number of blocks for this many tokens."""
         return -(-token_count // self.block_size)
 
 
@@ -131,8 +118,7 @@ class EngineConfig(QueueSettings):
     """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
     """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `graphs` refuses the model if that
-    fails; `eager` captures nothing; `static` runs the passes that would be captured, on any device (slow on a
-    CPU; for tests)."""
+    fails; `eager` captures nothing; `static` runs the passes that would be captured (for tests)."""
     attention: AttentionName = "auto"
     """`auto` uses the first attention kernel on a GPU that supports the model and is right there
     (`attention.selection`); `flash` and `varlen` use that one or refuse; `sdpa` always uses torch's
@@ -141,8 +127,7 @@ class EngineConfig(QueueSettings):
     """A paged-attention kernel that the package `kernels` may download from the Hugging Face Hub, as
     `owner/name@commit`. None downloads nothing."""
     pipelined: bool | None = None
-    """Begin each step before the previous step's tokens have been read. None is True on a GPU; on a CPU it
-    gains nothing and is for tests."""
+    """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
@@ -185,7 +170,6 @@ class EngineConfig(QueueSettings):
     def limits(
         self, kv_blocks: int, block_size: int, sizes: StepSizes, *, whole_images: bool = False
     ) -> SchedulerLimits:
-        """The scheduler's limits with this pool."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,
             block_size=block_size,

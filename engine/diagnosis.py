@@ -24,10 +24,8 @@ class Diagnosis:
     """Properties of an engine with these settings on this machine."""
 
     device: str
-    """`cpu` or `cuda:0`, say."""
     device_name: str
     gpus: int
-    """Number of GPUs of the machine."""
     dtype: str
     parameters: int
     weight_bytes: int

@@ -45,8 +45,6 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One request's next token."""
-
     token_id: int
     logprobs: TokenLogprobs | None = None
     """None if the request has no `logprobs`."""
@@ -54,8 +52,6 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of one step, on the host."""
-
     sampled: list[SampledToken | RowFailure]
     """One for each of `PendingTokens.sequences`."""
     prefills_finite: list[bool]
@@ -66,8 +62,7 @@ class PendingTokens(Protocol):
     """Sampled tokens of a step, with their transfer to the host under way."""
 
     @property
-    def sequences(self) -> list[TokenSequence]:
-        """The sequence of each token."""
+    def sequences(self) -> list[TokenSequence]: ...
 
     @property
     def prompt_logprobs(self) -> list[PromptLogprobs]:
@@ -78,7 +73,7 @@ class PendingTokens(Protocol):
         """The sequences of which this step computed a part of the prompt without sampling a token."""
 
     def read(self) -> StepResult:
-        """Waits for the transfer. Raises `EngineFault`."""
+        """Raises `EngineFault`."""
 
 
 class ForwardHandle(Protocol):
@@ -114,8 +109,7 @@ class Executor(Protocol):
     def begin(self, plan: SchedulerOutput) -> ForwardHandle:
         """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
 
-        Raises `OutOfMemory`, `SequenceFailed` or `EngineFault`; any other exception fails the requests of
-        this step.
+        Raises `OutOfMemory`, `SequenceFailed`, `EngineFault`; another exception fails the step's requests.
         """
 
     def scrub(self, blocks: list[int]) -> None:

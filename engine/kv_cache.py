@@ -20,15 +20,12 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of one layer's keys and values for one token."""
-
     heads: int
     key_size: int
     value_size: int
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of keys and values together."""
         return self.heads * (self.key_size + self.value_size)
 
 
@@ -65,7 +62,6 @@ class KVCache:
         return self.blocks * self.block_size
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Puts each token's key and value into its slot."""
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
 
@@ -97,7 +93,6 @@ class ContiguousBuffer:
     requests: list[TokenSequence] = field(default_factory=list)
     """The requests of the first rows; further rows are free."""
     filled: list[int] = field(default_factory=list)
-    """Number of tokens in each of these rows."""
 
     @property
     def rows(self) -> int:
@@ -241,8 +236,7 @@ CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For control groups v2 and v1: folder, file of the limit, file of the usage, and the key of reclaimable page
-cache in memory.stat."""
+"""For control groups v2 and v1: folder, files of limit and usage, key of reclaimable cache in memory.stat."""
 MEMINFO = Path("/proc/meminfo")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
-from engine.config import SchedulerSettings
+from engine.config import SchedulerLimits
 from engine.core.local_engine import LocalEngine
 from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
@@ -34,7 +34,7 @@ from engine.request import (
     RequestRefused,
     TokenLogprobs,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
+from engine.sampling.token_masks import Masks, TokenMasks
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -44,11 +44,11 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Crash(BaseException):
-    """Ends the engine thread without a device fault."""
+    pass
 
 
 class ScriptedRowFailure(Exception):
-    """Fails a step."""
+    pass
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -63,16 +63,13 @@ class Fault:
     kind: FaultKind
     """`fail`: the request ends in `Failed(code)`; `raise`: the step fails with all its requests; `oom`: the
     step raises `OutOfMemory` once; `hang`: the engine thread blocks until `resume` or `close`; `die`: the
-    engine dies for good; `crash`: the engine thread dies, and is restarted if it is the first time in a
-    minute."""
+    engine dies for good; `crash`: the engine thread dies, restarted if it is the first time in a minute."""
     at_token: int = 0
     code: FailureCode = "engine_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The answer to one request."""
-
     tokens: tuple[int, ...] | None = None
     """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
     length: int = 32
@@ -81,9 +78,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedConfig(SchedulerSettings):
-    """The properties of the simulated model and engine."""
-
+class ScriptedConfig(SchedulerLimits):
     vocabulary: tuple[int, ...]
     """The ids of random answers; use ids that decode to plain text."""
     stop_id: int
@@ -98,13 +93,13 @@ class ScriptedConfig(SchedulerSettings):
     kv_blocks: int = 16384
     token_budget: int = 8192
     adapters: tuple[str, ...] = ()
-    """Adapter names; random answers depend on them."""
     weights: str = ""
     """`ModelInfo.weights` of the model without an adapter; empty if it is not known."""
     spelling: Vocabulary | None = None
     """The bytes of the ids; without it, stop strings and grammars are refused."""
 
     def __post_init__(self) -> None:
+        SchedulerLimits.__post_init__(self)  # which `slots` hide from `super`
         if not self.vocabulary or self.stop_id in self.vocabulary:
             raise ValueError("vocabulary must have ids, and not the stop id")
         if not all(0 <= token < self.vocab_size for token in (*self.vocabulary, self.stop_id)):
@@ -124,7 +119,7 @@ class ScriptedEngine(LocalEngine):
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
-        super().__init__(self._scripted, config.limits(config.kv_blocks), deliver, on_dead)
+        super().__init__(self._scripted, config, deliver, on_dead)
 
     def order_fault(self, fault: Fault) -> None:
         """Gives this fault to the next request whose script has none. Any thread."""
@@ -150,9 +145,8 @@ class _ScriptedExecutor:
         self.hanging = threading.Event()
         self.ordered_faults: deque[Fault] = deque()
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
-        self._grammar_matchers = GrammarMatchers(self.grammars)
         vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
-        self._rules = SamplingRules(vocab_size)
+        self._masks = TokenMasks(self.grammars, vocab_size)
         self.pipelined = False
         self.model_info = ModelInfo(
             vocab_size=config.vocab_size,
@@ -175,7 +169,7 @@ class _ScriptedExecutor:
             self._closing.wait(self._config.step_seconds)
         prompt_logprobs = [token for chunk in plan if (token := _prompt_logprobs_of(chunk)) is not None]
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
-        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
+        masks = self._masks.of(sequences)
         sampled = [self._next(sequence) for sequence in sequences]
         partial_prefills = [chunk.sequence for chunk in plan if not chunk.samples_token]
         if masks is not None:
@@ -183,8 +177,7 @@ class _ScriptedExecutor:
         result = StepResult(sampled, [True] * len(partial_prefills))
         return _ScriptedStep(sequences, partial_prefills, prompt_logprobs, result)
 
-    def scrub(self, blocks: list[int]) -> None:
-        """There is nothing in the blocks."""
+    def scrub(self, blocks: list[int]) -> None: ...
 
     def close(self) -> None:
         if self.grammars is not None:
@@ -329,7 +322,6 @@ class _Answer:
         self._matching_tokens = 0
 
     def token(self, sequence: TokenSequence) -> int:
-        """The next token of the answer."""
         if self.script.tokens is None:
             return self._random_token(sequence)
         rest = self.script.tokens[self._generated_before + sequence.output_count :]

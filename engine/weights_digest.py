@@ -37,8 +37,7 @@ def digests_by_adapter(
 def weights_digest(folder: Path, *, base: str = "") -> str:
     """The digest, in hexadecimal, of the weights in a folder. A copy of the folder has the same.
 
-    `base` is the digest of the model for which an adapter's folder has changes, or a model's data type.
-    Raises OSError.
+    Raises OSError. `base`: of the model that an adapter's folder changes, or a model's data type.
     """
     digest = hashlib.sha256(base.encode())
     for name in SETTINGS:

@@ -47,7 +47,6 @@ class Program:
         return parser
 
     def say(self, sentence: str) -> None:
-        """Write a sentence to standard error."""
         print(f"{self.name}: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
 
     def serve(self, server: FastMCP, host: str, port: int, stop_seconds: float = 3.0) -> None:

@@ -38,8 +38,6 @@ MAX_CHUNK = 70
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layer's attention in a random step."""
-
     call: LayerCall
     """The call's key and value are those of the step's tokens, which are in `keys` and `values`, too."""
     keys: Tensor
@@ -211,7 +209,6 @@ def make_case(
 
 
 def _slots(case: Case, row: int, positions: range) -> Tensor:
-    """The slots of a request's tokens."""
     size = case.keys.shape[1]
     position = torch.arange(positions.start, positions.stop, device=case.keys.device)
     return case.metadata.block_tables[row].long()[position // size] * size + position % size

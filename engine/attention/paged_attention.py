@@ -16,8 +16,7 @@ from engine.config import UnsupportedModel
 from engine.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
-"""The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
-mask."""
+"""The name of `paged_attention` in transformers. It has no mask function there, so models build no mask."""
 
 IGNORED_ARGUMENTS = frozenset(
     {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
@@ -27,8 +26,6 @@ IGNORED_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """The arguments of one layer's attention in one step."""
-
     layer: int
     query: Tensor
     """`[T, heads, size]`."""
@@ -92,8 +89,6 @@ AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 @dataclass(frozen=True, slots=True)
 class LayerAttentionSpec:
-    """The properties of an attention layer that a backend must support."""
-
     num_heads: int
     num_kv_heads: int
     key_size: int

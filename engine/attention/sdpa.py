@@ -156,7 +156,11 @@ class SdpaForward:
         width = visible.key.shape[2]
         if call.sinks is None and visible.first == first and rows.min_seq_len == first + width:
             return attend_one_token(query, visible.key, visible.value, None, call)
-        mask = self._decode_mask(rows, window, visible.first, width, query.dtype)[:, None, None]
+        key = (rows.begin, window, width, False)
+        if (mask := self._masks.get(key)) is None:
+            position = torch.arange(visible.first, visible.first + width, device=query.device)
+            mask = self._masks[key] = _visibility(position, rows.seq_lens - 1, window, query.dtype)
+        mask = mask[:, None, None]
         if call.sinks is not None:
             mask = mask.repeat(1, len(call.sinks), 1, 1)
             places = rows.sink_columns(visible).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
@@ -186,8 +190,12 @@ class SdpaForward:
         first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
         last = chunk.past + end
         slots = chunk.slots[first:last]
-        ranges = tuple(chunk.two_way) if two_way else ()
-        mask = self._chunk_mask(chunk, window, begin, end, first, call.query.dtype, ranges)[None, None]
+        memo = (chunk.begin + begin, window, end, two_way)
+        if (mask := self._masks.get(memo)) is None:  # `[end - begin, positions + 1]`; the last is for a sink
+            position = torch.arange(first, last + 1, device=call.query.device)
+            own, spans = position[chunk.past + begin - first : -1], chunk.two_way if two_way else ()
+            mask = self._masks[memo] = _visibility(position, own, window, call.query.dtype, spans)
+        mask = mask[None, None]
         if call.sinks is None:
             mask = mask[..., :-1]
         else:
@@ -196,36 +204,6 @@ class SdpaForward:
         key = self._kv_cache.keys[call.layer].index_select(0, slots)
         value = self._kv_cache.values[call.layer].index_select(0, slots)
         return attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
-
-    def _decode_mask(
-        self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
-    ) -> Tensor:
-        mask = self._masks.get((rows.begin, window, width, False))
-        if mask is None:
-            position = torch.arange(first, first + width, device=self._kv_cache.device)
-            mask = _visibility(position, rows.seq_lens - 1, window, dtype)
-            self._masks[rows.begin, window, width, False] = mask
-        return mask
-
-    def _chunk_mask(
-        self,
-        chunk: PromptChunk,
-        window: int | None,
-        begin: int,
-        end: int,
-        first: int,
-        dtype: torch.dtype,
-        two_way: Sequence[range],
-    ) -> Tensor:
-        """`[end - begin, positions + 1]`; the last column is for a sink."""
-        key = (chunk.begin + begin, window, end, bool(two_way))
-        mask = self._masks.get(key)
-        if mask is None:
-            position = torch.arange(first, chunk.past + end + 1, device=self._kv_cache.device)
-            own = position[chunk.past + begin - first : -1]
-            mask = _visibility(position, own, window, dtype, two_way)
-            self._masks[key] = mask
-        return mask
 
 
 def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, two_way: bool) -> int:

@@ -15,10 +15,16 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
+from engine.attention.flash_attention import (
+    DECODE_SPLITS,
+    PAGE_SIZE,
+    FlashAttentionBackend,
+    Function,
+    VarlenAttentionBackend,
+    kernel_sources,
+)
 from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
 from engine.attention.paged_attention import LayerAttentionSpec, PagedAttentionBackend
-from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.config import AttentionName, ModelRefused
 from engine.request import describe
 
@@ -29,15 +35,12 @@ BLOCK_SIZE = 16
 
 
 class KernelBackend(PagedAttentionBackend, Protocol):
-    """A backend that says for which layers it is not made."""
-
-    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None: ...
+    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
+        """Why the kernel cannot compute such a layer; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel that may be there."""
-
     name: str
     load: Callable[[], KernelBackend]
     """Raises ModuleNotFoundError if it is not installed, and anything else if it is broken."""
@@ -57,7 +60,6 @@ class AttentionChoice:
 
 
 def candidates(device: torch.device, requested: AttentionName, hub_kernel: str | None) -> list[Candidate]:
-    """The kernels to try on this device, in order."""
     if device.type != "cuda" or requested == "sdpa":
         return []
     kernels = []

@@ -32,8 +32,7 @@ from engine.executor import (
     SequenceFailed,
     StepAbandoned,
 )
-from engine.front.inbox_reader import InboxReader
-from engine.front.request_registry import Inbound, RequestRegistry
+from engine.front.request_registry import Inbound, InboxReader, RequestRegistry
 from engine.request import (
     CancelReason,
     Deliver,

@@ -55,7 +55,6 @@ class EngineMetrics:
             self._refresh_rates(ended)
 
     def publish(self, *, running: int, kv_blocks_used: int) -> None:
-        """Publishes a snapshot of a running engine."""
         if not running and self._recent:
             self._refresh_rates(self._recent[-1][1])
         self.stats = replace(
@@ -79,13 +78,9 @@ class EngineMetrics:
         self._rate = 0.0
         self.stats = replace(self.stats, tokens_per_second=0.0)
 
-    def record_death(self) -> None:
-        """Counts a death; `alive` is False until the next `publish`."""
-        self.stats = replace(self.stats, alive=False, running=0, deaths=self.stats.deaths + 1)
-
-    def mark_ended(self) -> None:
-        """The engine thread has ended."""
-        self.stats = replace(self.stats, alive=False, running=0)
+    def mark_ended(self, *, deaths: int = 0) -> None:
+        """The engine thread does not run, after so many more deaths; `publish` says that it does."""
+        self.stats = replace(self.stats, alive=False, running=0, deaths=self.stats.deaths + deaths)
 
     def _refresh_rates(self, now: float) -> None:
         while self._recent[0][0] < now - RECENT_SECONDS and len(self._recent) > 1:

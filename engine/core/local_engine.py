@@ -70,7 +70,7 @@ class LocalEngine(EngineFront):
         self._executor.close()
 
     def _wake(self) -> None:
-        """The thread waits for messages in its inbox."""
+        """It waits for messages."""
 
 
 def load(

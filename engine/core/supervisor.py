@@ -65,7 +65,6 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the watchdog thread; idempotent."""
         self._stopping.set()
 
     def join(self) -> None:
@@ -90,26 +89,19 @@ class Watchdog:
                 raise StepAbandoned
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self._sleep_seconds()):
-            if self._abandon_if_overdue():
+        left = self._timeout
+        while not self._stopping.wait(min(max(left, 0.001), LONGEST_SLEEP)):
+            with self._lock:
+                entered_at, now = self._entered_at, monotonic()
+                self.abandoned = entered_at is not None and now - entered_at > self._timeout
+            if self.abandoned:
                 self._on_hang()
                 return
-
-    def _sleep_seconds(self) -> float:
-        """Seconds until the earliest possible timeout, also of a step that begins later."""
-        with self._lock:
-            waited = 0.0 if self._entered_at is None else monotonic() - self._entered_at
-        return min(max(self._timeout - waited, 0.001), LONGEST_SLEEP)
-
-    def _abandon_if_overdue(self) -> bool:
-        with self._lock:
-            self.abandoned = self._entered_at is not None and monotonic() - self._entered_at > self._timeout
-            return self.abandoned
+            # Until the earliest possible timeout, also of a step that begins later.
+            left = self._timeout if entered_at is None else entered_at + self._timeout - now
 
 
 class Supervisor:
-    """Owns the engine thread and the watchdog thread; both begin with `start`."""
-
     def __init__(
         self,
         make_core: Callable[[Watchdog], EngineCore],
@@ -166,7 +158,7 @@ class Supervisor:
         closing = self._registry.closed
         final = isinstance(cause, EngineFault) or now - self._died_at < RECOVERY_SECONDS
         self._died_at = now
-        self._metrics.record_death()
+        self._metrics.mark_ended(deaths=1)
         if final:
             self._registry.close("The engine died.")
         self.core.fail_all(cause)

@@ -36,8 +36,6 @@ from engine.statistics import NOT_MEASURED, RequestTimes
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A finished or partial output."""
-
     token_ids: tuple[int, ...] = ()
     """Stop token included."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -51,8 +49,6 @@ class Beam:
 
 
 class _Candidate(NamedTuple):
-    """A beam with one token more."""
-
     total: float
     beam: Beam
     origin: int
@@ -84,7 +80,6 @@ class BeamSearch:
     min_tokens: int = 0
     """Beams that end before this many tokens are dropped."""
     ends: frozenset[int] = frozenset()
-    """The stop tokens."""
     logprobs: int | None = None
     """Top tokens in `Beam.logprobs`; None leaves it empty."""
     running: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
@@ -93,17 +88,12 @@ class BeamSearch:
     """At most `width` beams that ended, best first."""
     _steps: int = field(default=0, init=False)
 
-    @property
-    def candidates_per_beam(self) -> int:
-        """Number of likeliest tokens per beam that a step needs."""
-        return 2 * self.width
-
     def advance(self, tables: Sequence[TokenLogprobs]) -> None:
         """Takes the likeliest next tokens of each of `running`, in order."""
         candidates = [
             _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in self.ends)
             for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
-            for token_id, logprob in table.top[: self.candidates_per_beam]
+            for token_id, logprob in table.top[: 2 * self.width]
         ]
         if self._steps >= self.min_tokens:
             self._keep_best(each.extended(self.logprobs) for each in candidates if each.ends)
@@ -148,7 +138,7 @@ class _SharedSearch:
     chains: list[list[bytes]]
     """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
-    """By id: the requests that wait for a result."""
+    """By id."""
     steps: dict[str, int] = field(default_factory=dict)
     """By id of this step's one-token requests: the index of the beam."""
     tables: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -156,9 +146,7 @@ class _SharedSearch:
     cached: int | None = None
     """Prompt tokens that the first step found in the prefix cache."""
     times: RequestTimes = NOT_MEASURED
-    """Times of the first step."""
     cancelled: bool = False
-    """All of its requests have been cancelled."""
 
 
 class BeamRequests:
@@ -182,7 +170,6 @@ class BeamRequests:
         self._deliver = deliver
         self._lock = threading.RLock()
         self._searches: dict[EngineRequest, _SharedSearch] = {}
-        """By `_search_key`."""
         self._by_step: dict[str, _SharedSearch] = {}
         # Random: processes that share servers end each other's calls of the same id there.
         prefix = f"{PREFIX}{secrets.token_hex(6)}-"
@@ -358,7 +345,7 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
         prompt=(*request.prompt, *beam.token_ids),
         max_tokens=1,
         sampling=SamplingParams(seed=0, temperature=0.0),
-        logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),
+        logprobs=max(2 * shared.search.width, request.logprobs or 0),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
         images=request.images,

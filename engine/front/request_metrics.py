@@ -80,7 +80,6 @@ class RequestMetrics:
                     self._running_adapters[adapter] += 1
 
     def step(self, tokens: int) -> None:
-        """A step has computed so many tokens, of prompts and outputs."""
         self._step_tokens.observe(tokens)
 
     def tokens(self, rows: frozenset[TokenSequence], now: float) -> None:
@@ -122,7 +121,6 @@ class RequestMetrics:
                 self._inter_token_latency.observe(now - sequence.last_token_at)
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
-        """The request ended; returns its times."""
         if sequence in self._last_rows:
             sequence.last_token_at = self._last_at
             self._last_rows -= {sequence}

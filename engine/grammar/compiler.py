@@ -54,7 +54,6 @@ class CompiledGrammar:
         self.digest = digest
         """SHA-256 of the grammar and the fairness key; the key of the cache."""
         self.source = source
-        """Llguidance's Lark source."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
@@ -69,11 +68,9 @@ class CompiledGrammar:
         return self._base_bytes + int(min(self._growth_bytes, MAX_STATES * 2048))
 
     def begin(self) -> Any:
-        """A matcher at the beginning of the grammar."""
         return self._start.deep_copy()
 
     def record_mask_time(self, seconds: float) -> None:
-        """Adds to the growth estimate."""
         self._growth_bytes += seconds * BYTES_PER_SECOND
 
     @property

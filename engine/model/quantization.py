@@ -1,7 +1,6 @@
 """Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly.
 
-Load time. transformers reads quantized weights; where it would only warn and drop their scales, the model is
-refused.
+Load time. Where transformers would only warn and drop the scales of weights, the model is refused.
 """
 
 import json
@@ -39,8 +38,7 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
     """Arguments for `from_pretrained`, to be tried in order.
 
-    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. All other
-    formats are left to transformers.
+    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there.
     """
     if quantization_method(hf_config) != "mxfp4":
         return [{}]

@@ -30,7 +30,6 @@ RESOLVE_SECONDS = 5.0
 RESOLVE_TIMEOUT_SECONDS = 10.0
 """A resolver with several servers that are down takes longer than one interval."""
 FILE_SECONDS = 1.0
-"""Seconds between two looks at a file."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port, IPv4 or IPv6. Raises OSError."""
@@ -121,8 +120,6 @@ def urls_of(name: DnsName, addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 class Discovery:
-    """The source of a setting's text."""
-
     def __init__(self, text: str) -> None:
         """Reads the setting, and the file if it names one. Raises ValueError if it is malformed."""
         self._source = read_source(text)

@@ -219,8 +219,7 @@ class Fleet:
     async def _read_load(self, fetch: Fetch) -> int | None:
         """The number of requests that run or wait at a server; None if it does not say.
 
-        No answer is no fault: llama-server answers between two batches only, each of which may take minutes
-        without a GPU.
+        No answer is no fault: llama-server answers between two batches only, which may take minutes.
         """
         try:
             status, body = await fetch(HttpRequest("GET", "/metrics"))

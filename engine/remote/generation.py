@@ -36,7 +36,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules, has_rules
+from engine.sampling.token_masks import TokenMasks, has_rules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -67,33 +67,11 @@ class OutputRestriction:
         return token_id in self.allowed if self.allowed is not None else token_id not in self.banned
 
 
-class LocalMasks:
-    """Masks of the tokens that may come next, computed here."""
-
-    def __init__(self, matchers: GrammarMatchers, rules: SamplingRules) -> None:
-        self._matchers = matchers
-        self._rules = rules
-
-    def of(self, sequence: TokenSequence) -> bytes | None:
-        """The mask for the next token; None if any may come. Raises ValueError if none may."""
-        masks: Masks | None = self._matchers.masks([sequence])
-        masks = self._rules.restrict([sequence], masks)
-        if masks is None:
-            return None
-        if masks.failed:
-            raise ValueError(next(iter(masks.failed.values())))
-        return masks.of.get(0)
-
-    def allows(self, sequence: TokenSequence, token_id: int) -> bool:
-        """Whether the grammar of the request allows this token next."""
-        return self._matchers.allows(sequence, token_id)
-
-
 class Generation:
     """The state of one request; `next_call`, then `receive` for each chunk and `end_call`, until `done`."""
 
     def __init__(
-        self, sequence: TokenSequence, features: EngineFeatures, masks: LocalMasks, vocab_size: int
+        self, sequence: TokenSequence, features: EngineFeatures, masks: TokenMasks, vocab_size: int
     ) -> None:
         self.sequence = sequence
         self.messages: list[Outbound] = []
@@ -151,15 +129,10 @@ class Generation:
         return self._scoring_call() if self._scoring else self._sampling_call()
 
     def _scoring_call(self) -> GenerateCall:
-        request = self.sequence.request
+        request, call_id = self.sequence.request, self._next_call_id()
         prompt = request.prompt[: len(request.prompt) - request.output_offset]
         return GenerateCall(
-            call_id=self._next_call_id(),
-            request=request,
-            tokens=prompt,
-            max_tokens=1,
-            seed=0,
-            score_prompt=True,
+            call_id=call_id, request=request, tokens=prompt, max_tokens=1, seed=0, score_prompt=True
         )
 
     def _sampling_call(self) -> GenerateCall:
@@ -221,9 +194,11 @@ class Generation:
         if self._scoring:
             self._receive_prompt_logprobs(chunk.prompt_logprobs)
             return
-        if chunk.generated_tokens is not None and self._ended is None and self._misses_token(chunk):
-            self._missed_token = self.call_over = True
-            return
+        if chunk.generated_tokens is not None and self._ended is None:
+            generated = len(sequence.tokens) + len(chunk.token_ids) - self._length_at_call
+            if generated < chunk.generated_tokens:
+                self._missed_token = self.call_over = True
+                return
         if chunk.token_ids and self._ended is None:
             self._receive_tokens(chunk)
         if chunk.finish_reason == "abort" and self._ended is None:
@@ -245,14 +220,6 @@ class Generation:
                 raise CallFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
         else:
             self._barren_calls = 0
-
-    def _misses_token(self, chunk: AnswerChunk) -> bool:
-        """Whether the server has generated more tokens than it has sent."""
-        if chunk.generated_tokens is None:
-            return False
-        return (
-            len(self.sequence.tokens) + len(chunk.token_ids) < self._length_at_call + chunk.generated_tokens
-        )
 
     def _receive_tokens(self, chunk: AnswerChunk) -> None:
         sequence = self.sequence
@@ -320,7 +287,6 @@ class Generation:
             self._finish(self._ended)
 
     def _only_token(self) -> int | None:
-        """The only token that may come; None if there are several."""
         mask = self._current_mask()
         bits = 0 if mask is None else token_bits(mask, self._vocab_size)
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
@@ -349,7 +315,7 @@ class Generation:
             return True
         request = self.sequence.request
         if request.grammar is not None and not has_rules(request):
-            return self._masks.allows(self.sequence, token_id)
+            return self._masks.grammars.allows(self.sequence, token_id)
         if not self._checks_tokens():
             return True
         mask = self._current_mask()
@@ -359,10 +325,10 @@ class Generation:
         """The mask of the next token, computed once. Raises `CallFault` if no token may come."""
         length = len(self.sequence.tokens)
         if self._mask_at != length:
-            try:
-                self._mask = self._masks.of(self.sequence)
-            except ValueError as error:
-                raise CallFault("refused", str(error)) from error
+            masks = self._masks.of([self.sequence])
+            if masks is not None and masks.failed:
+                raise CallFault("refused", next(iter(masks.failed.values())))
+            self._mask = None if masks is None else masks.of.get(0)
             self._mask_at = length
         return self._mask
 
@@ -390,11 +356,9 @@ class Generation:
     # Ends
 
     def fail(self, code: FailureCode, message: str) -> None:
-        """Ends the request with `Failed`."""
         self._end(Failed(self.sequence.request.request_id, code, message, self.sequence.usage))
 
     def cancel(self, reason: CancelReason = "cancelled") -> None:
-        """Ends the request with `Finished`."""
         self._finish(reason)
 
     def _finish(self, reason: FinishReason) -> None:
@@ -437,7 +401,6 @@ def token_bits(mask: bytes, vocab_size: int) -> int:
 
 
 def _ids(bits: int) -> tuple[int, ...]:
-    """The numbers of the bits that are set."""
     data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
     return tuple(
         8 * index + bit for index, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1

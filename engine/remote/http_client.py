@@ -76,7 +76,6 @@ class SilenceTimeout:
                 self._timer.cancel()
 
     def hear(self) -> None:
-        """The server has sent a part of the answer."""
         self._begun = True
         self._heard_at = self._server.chunk_at = monotonic()
 
@@ -131,7 +130,6 @@ class AnswerReader(asyncio.Protocol):
         self._error: BaseException | None = None
         self._transport: asyncio.Transport | None = None
         self._parser: asyncio.Protocol = self
-        """aiohttp's protocol of the transport."""
 
     async def read(self) -> None:
         """Reads to the end of the answer, or until no more is wanted.
@@ -185,7 +183,6 @@ class AnswerReader(asyncio.Protocol):
     # Events
 
     def take(self) -> None:
-        """Handles the part of the answer that has arrived."""
         content = self._content
         try:
             # More than once after a long pause: taking bytes lets aiohttp parse those that it has held back.
@@ -243,9 +240,9 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
-        """The timeout of each call that runs."""
+        """Of each call that runs."""
         self._readers: set[AnswerReader] = set()
-        """The reader of each answer that arrives."""
+        """Of each answer that arrives."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -287,8 +284,7 @@ class EngineClient:
     ) -> None:
         """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 
-        `server` has been probed. Leaving the call early closes the connection. Raises `CallFault`, and what
-        `receive` raises.
+        `server` has been probed. Leaving closes the connection. Raises `CallFault`, and as `receive` does.
         """
         assert server.description is not None
         url, model = server.url, server.description.model

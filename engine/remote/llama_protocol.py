@@ -59,8 +59,7 @@ ALLOWED_BIAS = 1000.0
 RANDOM_SEED = 2**32 - 1
 """Asks the server for a seed of its own; seeds have 32 bits."""
 NO_PARSER = '{"parsers":[{"type":"epsilon"}],"rules":{},"root":0}'
-"""A parser that reads nothing. The server parses all text so far for each token, and fails the call where it
-is no UTF-8."""
+"""A parser that reads nothing. The server parses the text for each token; what is no UTF-8 fails the call."""
 ANSWER_FIELDS = ("stop", "tokens", "tokens_predicted", "stop_type", "timings", "completion_probabilities")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import ModelRefused
 from engine.remote.engine_protocol import ExpectedModel
-from engine.request import ModelInfo
+from engine.request import ModelInfo, is_count
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -37,14 +37,14 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
     text_config = config.get("text_config")
     text = {**config, **text_config} if isinstance(text_config, dict) else config
     vocab_size = text.get("vocab_size")
-    if not _is_count(vocab_size) or not vocab_size:
+    if not is_count(vocab_size) or not vocab_size:
         raise ModelRefused("its config.json has no vocab_size.")
     defaults = _read_json(folder / "generation_config.json") or {}
     try:
         vocabulary = read_vocabulary(folder, vocab_size)
     except ValueError:
         vocabulary = None  # tokens without bytes of their own: no stop strings, grammars and logprobs
-    model_info = _model_info(text, defaults, vocab_size)
+    model_info = ModelInfo.of_folder(vocab_size, 0, text, defaults)
     token_id = _image_token_id(config)
     if vocabulary is not None and token_id in vocabulary.special:
         model_info = replace(
@@ -63,25 +63,7 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
 def _image_token_id(config: Mapping[str, Any]) -> int | None:
     """The token that stands for a picture; None for models of other families than `IMAGE_FAMILIES`."""
     token_id = config.get("image_token_id", config.get("image_token_index"))
-    return token_id if config.get("model_type") in IMAGE_FAMILIES and _is_count(token_id) else None
-
-
-def _model_info(text: Mapping[str, Any], defaults: Mapping[str, Any], vocab_size: int) -> ModelInfo:
-    eos = defaults.get("eos_token_id", text.get("eos_token_id"))
-    eos_ids = eos if isinstance(eos, list) else [eos]
-    max_new_tokens = defaults.get("max_new_tokens")
-    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
-    return ModelInfo(
-        vocab_size=vocab_size,
-        context_length=0,
-        stop_ids=frozenset(eos_id for eos_id in eos_ids if _is_count(eos_id) and eos_id < vocab_size),
-        temperature=_number(sampled, "temperature", 1.0),
-        top_p=_number(sampled, "top_p", 1.0),
-        top_k=int(_number(sampled, "top_k", 0)),
-        min_p=_number(sampled, "min_p", 0.0),
-        repetition_penalty=_number(defaults, "repetition_penalty", 1.0),
-        max_new_tokens=max_new_tokens if _is_count(max_new_tokens) and max_new_tokens else None,
-    )
+    return token_id if config.get("model_type") in IMAGE_FAMILIES and is_count(token_id) else None
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
@@ -97,12 +79,3 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ModelRefused(f"its {file.name} is not a JSON object.")
     return content
-
-
-def _number(values: Mapping[str, Any], key: str, default: float) -> float:
-    value = values.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

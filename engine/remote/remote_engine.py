@@ -17,7 +17,6 @@ from engine.front.request_registry import RequestRegistry
 from engine.grammar.compiler import GrammarCompiler
 from engine.remote.engine_protocol import CallFault, EngineProtocol, ImageFile
 from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
-from engine.remote.generation import LocalMasks
 from engine.remote.http_client import EngineClient
 from engine.remote.model_folder import ModelFolder
 from engine.remote.request_loop import RemoteMetrics, RequestLoop
@@ -30,7 +29,7 @@ from engine.request import (
     RequestRefused,
     describe,
 )
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.statistics import Stats
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class RemoteEngine(EngineFront):
             self._fleet,
             self._client,
             protocol.features,
-            LocalMasks(GrammarMatchers(grammars), SamplingRules(vocab_size)),
+            TokenMasks(grammars, vocab_size),
             vocab_size,
             config.max_running,
             self._beam_requests.deliver,
@@ -154,7 +153,6 @@ class RemoteEngine(EngineFront):
         )
 
     def trouble(self) -> str | None:
-        """Why no server can be used, in a sentence; None if one can. Any thread."""
         return self._fleet.router.trouble()
 
     def _wait_until_ended(self) -> None:
@@ -172,7 +170,6 @@ class RemoteEngine(EngineFront):
             return  # the loop is closed, and with it the registry
 
     def _run(self) -> None:
-        """The thread's body."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._main())

@@ -13,15 +13,15 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from engine.front.inbox_reader import InboxReader
 from engine.front.request_metrics import RequestMetrics
-from engine.front.request_registry import RequestRegistry
+from engine.front.request_registry import InboxReader, RequestRegistry
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.remote.fleet import Fleet
-from engine.remote.generation import Generation, LocalMasks, call_ids
+from engine.remote.generation import Generation, call_ids
 from engine.remote.http_client import EngineClient
 from engine.remote.router import EngineServer
 from engine.request import CancelReason, Deliver, Failed, Finished, Tokens, describe
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
 from engine.statistics import ServerStats, Stats
@@ -134,7 +134,7 @@ class RequestLoop(InboxReader):
         fleet: Fleet,
         client: EngineClient,
         features: EngineFeatures,
-        masks: LocalMasks,
+        masks: TokenMasks,
         vocab_size: int,
         max_running: int,
         deliver: Deliver,

@@ -170,15 +170,6 @@ def choose_decoding(
     buckets = choose_buckets(max_running, context_length, block_size, gathers=on_gpu and backend is None)
     max_bucket = GraphBucket(max(s.rows for s in buckets), -(-context_length // block_size))
     static_inputs = StaticInputs(model.network, kv_cache, backend or GatherSdpaBackend(), max_bucket)
-    return _build_static_decoder(static_inputs, buckets, config, progress)
-
-
-def _build_static_decoder(
-    static_inputs: StaticInputs,
-    buckets: Sequence[GraphBucket],
-    config: EngineConfig,
-    progress: Callable[[str], None],
-) -> DecodingChoice:
     if config.decode == "static":
         return DecodingChoice("static", StaticDecoder(static_inputs, buckets, static_inputs.compute))
     progress(f"recording {len(buckets)} shapes of steps as CUDA graphs")

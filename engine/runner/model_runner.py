@@ -20,21 +20,18 @@ from engine.executor import RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
-from engine.model.lora_layers import (
-    Adapters,
-    install_adapters,
-)
+from engine.model.lora_layers import Adapters, install_adapters
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner.cuda_graphs import choose_decoding
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
-from engine.runner.prompt_images import NO_IMAGES, ModelInputs, PromptImages, StepImages
+from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampler import PendingSample, SamplingBatches
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.weights_digest import digests_by_adapter
@@ -48,13 +45,11 @@ class RunningForward:
 
     executor: "ModelRunner"
     sequences: list[TokenSequence]
-    """The sequences that sample a token, in the order of `logits`."""
+    """In the order of `logits`."""
     logits: Tensor
     partial_prefills: list[TokenSequence]
-    """The sequences that do not sample in this step."""
     partial_logits: Tensor
-    """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens; used to test for NaN
-    only."""
+    """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens, tested for NaN."""
     prompt_logits: Tensor
     """`[n, vocabulary]`: the logits of `prompt_rows`, one after the other."""
     prompt_rows: list[PromptLogitRows]
@@ -156,8 +151,7 @@ class ModelRunner:
         self.pipelined = is_pipelined(config, model.device)
         self.model_info: ModelInfo = model.model_info
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
-        self._grammar_matchers = GrammarMatchers(self.grammars)
-        self._rules = SamplingRules(model.model_info.vocab_size)
+        self._masks = TokenMasks(self.grammars, model.model_info.vocab_size)
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", SchedulerLimits]:
@@ -216,7 +210,6 @@ class ModelRunner:
 
     @property
     def threads(self) -> int:
-        """Intra-op CPU threads."""
         return self._threads or torch.get_num_threads()
 
     def check_pipelining(self, *, refuses: bool) -> None:
@@ -237,7 +230,6 @@ class ModelRunner:
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
-        """Sets the number of intra-op threads and inference mode, which are per thread."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
@@ -277,9 +269,9 @@ class ModelRunner:
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
-        output = self._static.run(plan, bucket, self._device_tokens, images.rope_deltas)
-        none, rows = output.logits[:0], len(output.requests)
-        return RunningForward(self, output.requests, output.logits[:rows], [], none, none, [])
+        deltas = {chunk.sequence: rope.delta for chunk, rope in images.rope}
+        logits, requests = self._static.run(plan, bucket, self._device_tokens, deltas)
+        return RunningForward(self, requests, logits[: len(requests)], [], logits[:0], logits[:0], [])
 
     def _forward_packed(
         self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]
@@ -301,13 +293,13 @@ class ModelRunner:
 
     def _forward(self, images: StepImages, inputs: ForwardInputs) -> Tensor:
         """Logits `[len(inputs.ends), vocabulary]`."""
-        changed = ModelInputs(inputs.positions)
+        positions, embeddings = inputs.positions, None
         if self._images is not None:
-            changed = self._images.inputs(images, inputs)
+            positions, embeddings = self._images.inputs(images, inputs)
         logits: Tensor = self._network(
-            input_ids=inputs.token_ids if changed.embeddings is None else None,
-            inputs_embeds=changed.embeddings,
-            position_ids=changed.positions,
+            input_ids=inputs.token_ids if embeddings is None else None,
+            inputs_embeds=embeddings,
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=inputs.ends,
             step=inputs.attention,
@@ -351,7 +343,7 @@ class ModelRunner:
         self, logits: Tensor, sequences: list[TokenSequence]
     ) -> tuple[PendingSample, Mapping[int, str]]:
         batch = self._batches.of(sequences)
-        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
+        masks = self._masks.of(sequences)
         if masks is None:
             return batch.begin(logits), {}
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
@@ -372,7 +364,6 @@ class ModelRunner:
 
 
 def _due_prompt_logprobs(plan: SchedulerOutput) -> list[PromptLogitRows]:
-    """The prompt tokens whose logprobs this step yields."""
     due = []
     for index, chunk in enumerate(plan):
         pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count

@@ -93,7 +93,6 @@ class PenaltyTable:
         """Number of entries of each row's `changed` that are in the table."""
         self._cells = np.empty((0, 0), np.int64)
         self._numbers = np.empty((2, 0, 0), np.float32)
-        """Counts and biases."""
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
@@ -136,7 +135,6 @@ class PenaltyTable:
                 self._numbers[:, line, :size] = own.counts, own.biases
 
     def _update(self, vocab_size: int) -> None:
-        """Writes newly counted tokens."""
         for line, own in enumerate(self._counts):
             num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
             for index in own.changed[num_synced:]:
@@ -149,7 +147,6 @@ class PenaltyTable:
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
-    """Restores the logits that `PenaltyTable.apply` changed."""
     cells, before = change
     logits.view(-1)[cells] = before
 

@@ -63,13 +63,8 @@ def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tenso
         return rows.topk(count, dim=1)
     chunked, rest = _split(rows)
     maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
-    chunks = maxima.topk(count, dim=1, sorted=False).indices[:, :, None]
-    columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
-    candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
-    if rest.shape[1]:
-        last = torch.arange(rows.shape[1] - rest.shape[1], rows.shape[1], device=rows.device)
-        columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
-        candidates = torch.cat((candidates, rest), dim=1)
+    chunks = maxima.topk(count, dim=1, sorted=False).indices
+    candidates, columns = _candidates(chunked, rest, chunks)
     values, places = candidates.topk(count, dim=1)
     return values, columns.gather(1, places)
 
@@ -82,22 +77,28 @@ def top_by_key(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[
     comes after those of all of them.
     """
     size = rows.shape[1]
-    chunked, rest = _split(rows)
-    if size < 2 * count * CHUNK_WIDTH:
-        candidates, columns = rows, torch.arange(size, device=rows.device)
-    else:
+    candidates, columns = rows, torch.arange(size, device=rows.device)
+    if size >= 2 * count * CHUNK_WIDTH:
+        chunked, rest = _split(rows)
         maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
-        chunk_keys = _order_keys(maxima, torch.arange(maxima.shape[1], device=rows.device))
-        chunks = _column_of_key(chunk_keys.topk(count, dim=1, sorted=False).values)[:, :, None]
-        columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
-        candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
-        if rest.shape[1]:
-            last = torch.arange(size - rest.shape[1], size, device=rows.device)
-            columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
-            candidates = torch.cat((candidates, rest), dim=1)
+        keys = _order_keys(maxima, torch.arange(maxima.shape[1], device=rows.device))
+        chunks = _column_of_key(keys.topk(count, dim=1, sorted=False).values)
+        candidates, columns = _candidates(chunked, rest, chunks)
     keys = _order_keys(candidates, columns).topk(min(count, size), dim=1).values
     token_ids = _column_of_key(keys)
     return rows.gather(1, token_ids), token_ids
+
+
+def _candidates(chunked: Tensor, rest: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of each row's `chunks` `[rows, n]` and of the rest at the end, and their columns."""
+    columns = (chunks[:, :, None] * CHUNK_WIDTH + _chunk_offsets(rest.device)).flatten(1)
+    candidates = chunked.gather(1, chunks[:, :, None].expand(-1, -1, CHUNK_WIDTH)).flatten(1)
+    if rest.shape[1]:
+        begin = chunked.shape[1] * CHUNK_WIDTH
+        last = torch.arange(begin, begin + rest.shape[1], device=rest.device)
+        columns = torch.cat((columns, last.expand(len(rest), -1)), dim=1)
+        candidates = torch.cat((candidates, rest), dim=1)
+    return candidates, columns
 
 
 LOW_BITS = 0xFFFFFFFF

@@ -70,8 +70,6 @@ CALM_STEPS = 100
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Monotonic counters; see `statistics.Stats`."""
-
     computed_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -117,8 +115,6 @@ def blocks_outside_images(images: Sequence[PromptImage], blocks: int, block_size
 
 
 class Scheduler:
-    """All accepted sequences that have not ended, and the block pool."""
-
     def __init__(self, limits: SchedulerLimits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
         self.counters = tally or SchedulerCounters()
@@ -146,7 +142,6 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def sequences(self) -> Iterator[TokenSequence]:
-        """All sequences that have not ended."""
         yield from self._running
         yield from self._waiting
 
@@ -252,7 +247,6 @@ class Scheduler:
         return True
 
     def last_of(self, plan: SchedulerOutput) -> TokenSequence:
-        """The request of the plan that is last in the order."""
         return max((chunk.sequence for chunk in plan), key=_rank)
 
     def check_integrity(self) -> None:
@@ -413,7 +407,6 @@ class Scheduler:
         sequence.num_cached_blocks = 0
 
     def _drop_pending(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:
-        """Removes pending blocks of this sequence, so that no request waits for them."""
         for digest in digests:
             if self._pending_blocks.get(digest) is sequence:
                 del self._pending_blocks[digest]

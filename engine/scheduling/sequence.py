@@ -29,15 +29,13 @@ class TokenSequence:
         self.in_flight = False
         """A further token has been sampled and not read: see `core.engine_core`."""
         self.num_computed_tokens = 0
-        """Number of leading tokens whose keys and values are in `blocks`."""
+        """Number of leading tokens whose keys and values are in `blocks`, and of those that are finite."""
         self.num_finite_tokens = 0
-        """Number of leading tokens whose keys and values are known to be finite."""
         self.num_written_tokens = 0
         """Number of leading tokens that may have been written to `blocks`, also by steps not yet read."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = list(digests)
-        """Digests of the full blocks of `tokens`, computed on demand. A function of tokens, salt and adapter,
-        so they survive a preemption."""
+        """Digests of the full blocks of `tokens`, computed on demand; they survive a preemption."""
         self.num_cached_blocks = 0
         """Number of leading blocks in the pool's prefix cache."""
         self.awaited_digest: bytes | None = None

@@ -35,8 +35,6 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True)
 class RopePositions:
-    """Rotary positions of a prompt with pictures."""
-
     prompt: Tensor
     """`[3, tokens]`, on the host."""
     delta: int
@@ -44,14 +42,11 @@ class RopePositions:
 
 
 class ImageEncoder:
-    """The vision side of a network that transformers loaded."""
-
     def __init__(self, network: PreTrainedModel) -> None:
         self._model = network.model
         self._device, self._dtype = network.device, network.dtype
         self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
         self.image_token_id: int = network.config.image_token_id
-        """The token whose embedding is replaced."""
 
     @property
     def has_3d_positions(self) -> bool:
@@ -59,13 +54,14 @@ class ImageEncoder:
 
     def encode(self, tensors: Mapping[str, Tensor]) -> EncodedImage:
         """`tensors` are those of one `ProcessedImage`."""
-        arguments = {name: self._moved(value) for name, value in tensors.items() if name in self._takes}
+        arguments = {
+            name: value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
+            for name, value in tensors.items()
+            if name in self._takes
+        }
         output = self._model.get_image_features(**arguments, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or ()
         return EncodedImage(_rows(output.pooler_output), tuple(map(_rows, layers)))
-
-    def _moved(self, value: Tensor) -> Tensor:
-        return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
 
     def rope_positions(
         self, token_ids: Sequence[int], images: Sequence[PromptImage], grids: Sequence[Tensor]

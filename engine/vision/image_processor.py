@@ -122,7 +122,6 @@ class ImageProcessor:
 
 
 def _decode(data: bytes) -> Image.Image:
-    """The first frame in RGB."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_IMAGE_PIXELS:

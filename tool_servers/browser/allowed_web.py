@@ -78,8 +78,7 @@ class AllowedWeb:
     def check_addresses(self, host: str, resolved: Sequence[str]) -> list[Address]:
         """The addresses of a host, parsed. Raises ForbiddenUrl unless there is one and all are allowed.
 
-        The error is the same for a name that does not exist and for an internal one, so that internal names
-        cannot be probed.
+        The error is the same for a name that does not exist, so that internal names cannot be probed.
         """
         try:
             addresses = [ip_address(text) for text in resolved]

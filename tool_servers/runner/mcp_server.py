@@ -10,8 +10,7 @@ from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
 
 from tool_servers.mcp_host import new_server, session_name
-from tool_servers.runner.bubblewrap import HOME, SandboxLimits
-from tool_servers.runner.sandbox import CannotRun, ShellCommand
+from tool_servers.runner.sandbox import HOME, CannotRun, SandboxLimits, ShellCommand
 from tool_servers.runner.sessions import Busy, SandboxSessions
 
 

@@ -11,8 +11,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 from tool_servers.runner import processes
-from tool_servers.runner.bubblewrap import MB, SandboxLimits
-from tool_servers.runner.sandbox import RunResult, Sandbox, ShellCommand, find_python
+from tool_servers.runner.sandbox import MB, RunResult, Sandbox, SandboxLimits, ShellCommand, find_python
 
 LIMITS = SandboxLimits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
 
