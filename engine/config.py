@@ -72,19 +72,11 @@ class StepSizes(NamedTuple):
     max_running: int
 
 
+CPU_STEPS = StepSizes(512, 64)
+"""A step of 512 tokens takes seconds, for which all other requests wait."""
 GPU_STEPS = ((32 * 2**30, StepSizes(8192, 256)), (8 * 2**30, StepSizes(4096, 256)), (0, StepSizes(2048, 256)))
 """By the memory that a GPU has free after the weights, at least these bytes. A token of a step takes about
 0.1 MiB in a model of 8 billion parameters, of the fifth that the KV cache leaves."""
-
-
-def default_step_sizes(gpu_free: int | None) -> StepSizes:
-    """The default sizes of steps on a GPU with this free memory in bytes; None is a CPU.
-
-    On a CPU a step of 512 tokens takes seconds, for which all other requests wait.
-    """
-    if gpu_free is None:
-        return StepSizes(512, 64)
-    return next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +150,9 @@ class EngineConfig(QueueSettings):
 
         `gpu_free` is the free memory of the GPU in bytes after the weights; None on a CPU.
         """
-        default = default_step_sizes(gpu_free)
+        default = CPU_STEPS
+        if gpu_free is not None:
+            default = next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)
         max_running, token_budget = self.max_running, self.token_budget
         if max_running is None:
             fits = default.max_running if token_budget is None else token_budget

@@ -199,17 +199,13 @@ class _ScriptedExecutor:
             if fault.kind == "fail":
                 return RowFailure(fault.code, "A fault of the script.")
             answer.fault = None
-            self._raise_fault(fault)
+            if fault.kind != "hang":
+                raise RAISED[fault.kind]("A fault of the script.")
+            self._hang()
         token_id = answer.token(sequence)
         if sequence.must_not_stop and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
         return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
-
-    def _raise_fault(self, fault: Fault) -> None:
-        if fault.kind == "hang":
-            self._hang()
-        else:
-            raise RAISED[fault.kind]("A fault of the script.")
 
     def _apply_masks(
         self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks

@@ -16,7 +16,6 @@ from engine.attention.paged_attention import (
     AttentionMetadata,
     LayerAttentionSpec,
     LayerCall,
-    PagedAttentionBackend,
 )
 from engine.attention.sdpa import DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.kv_cache import KVCache
@@ -52,10 +51,6 @@ class Case:
 
 Attend = Callable[[Case], Tensor]
 """Computes a case: `[T, heads, value size]`."""
-
-
-def attend_with(backend: PagedAttentionBackend) -> Attend:
-    return lambda case: backend.attend(case.call, case.keys, case.values, case.metadata)
 
 
 def attend_with_sdpa(case: Case) -> Tensor:

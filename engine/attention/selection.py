@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from engine.attention.flash_attention import (
     DECODE_SPLITS,
@@ -23,7 +24,7 @@ from engine.attention.flash_attention import (
     VarlenAttentionBackend,
     kernel_sources,
 )
-from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
+from engine.attention.kernel_check import Case, attend_with_sdpa, find_fault
 from engine.attention.paged_attention import LayerAttentionSpec, PagedAttentionBackend
 from engine.config import AttentionName, ModelRefused
 from engine.request import describe
@@ -131,8 +132,12 @@ def _fault(
         unsupported = backend.unsupported_reason(spec, dtype)
         if unsupported is not None:
             return unsupported
+
+    def attend(case: Case) -> Tensor:
+        return backend.attend(case.call, case.keys, case.values, case.metadata)
+
     try:
-        return find_fault(attend_with(backend), specs, dtype, device, block_size)
+        return find_fault(attend, specs, dtype, device, block_size)
     except torch.AcceleratorError as error:
         # The device can do nothing more in this process.
         raise ModelRefused(

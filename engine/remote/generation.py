@@ -192,7 +192,14 @@ class Generation:
         if chunk.cached_tokens is not None and is_first_call:  # later ones find what this request computed
             sequence.cached = max(0, min(chunk.cached_tokens, len(sequence.request.prompt)))
         if self._scoring:
-            self._receive_prompt_logprobs(chunk.prompt_logprobs)
+            pending, logprobs = sequence.pending_prompt_logprobs, tuple(chunk.prompt_logprobs)
+            if len(logprobs) != len(pending):
+                raise CallFault(
+                    "failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}"
+                )
+            self._check_ids(logprobs)
+            sequence.num_prompt_logprobs_sent = pending.stop
+            self.messages.append(PromptLogprobs(sequence.request.request_id, pending.start, logprobs))
             return
         if chunk.generated_tokens is not None and self._ended is None:
             generated = len(sequence.tokens) + len(chunk.token_ids) - self._length_at_call
@@ -250,14 +257,6 @@ class Generation:
     def _check_ids(self, logprobs: Sequence[TokenLogprobs]) -> None:
         if any(not 0 <= token_id < self._vocab_size for table in logprobs for token_id, _ in table.top):
             raise CallFault("failed", "its answer has logprobs of a token that is not in the vocabulary")
-
-    def _receive_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        pending = self.sequence.pending_prompt_logprobs
-        if len(logprobs) != len(pending):
-            raise CallFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
-        self._check_ids(logprobs)
-        self.sequence.num_prompt_logprobs_sent = pending.stop
-        self.messages.append(PromptLogprobs(self.sequence.request.request_id, pending.start, tuple(logprobs)))
 
     # Tokens
 

@@ -152,8 +152,9 @@ class LlamaProtocol:
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Does not wait for a slot of the server."""
         properties = await _ask(fetch, HttpRequest("GET", "/props"), _Properties)
-        build = _build_number(properties.build_info)
-        if build and build < OLDEST_BUILD:
+        number = properties.build_info.partition("-")[0].removeprefix("b")  # of `b10760-1a2b3c4`
+        build = int(number) if number.isdecimal() and len(number) < 10 else 0
+        if 0 < build < OLDEST_BUILD:  # 0: the build does not know its number
             raise EngineMismatch(f"it is llama.cpp b{build}; b{OLDEST_BUILD} is the oldest that is served")
         file = PurePath(properties.model_path).name
         name = properties.model_alias or file
@@ -363,12 +364,6 @@ def _origin(path: str, meta: _ModelMeta) -> str:
     sizes = [f"{meta.n_params} parameters"] if meta.n_params is not None else []
     sizes += [f"{meta.size} bytes"] if meta.size is not None else []
     return one_line(" with ".join(part for part in (path, " in ".join(sizes)) if part), 1000)
-
-
-def _build_number(info: str) -> int:
-    """10760 for `b10760-1a2b3c4`; 0 for a build that does not know its number."""
-    number = info.partition("-")[0].removeprefix("b")
-    return int(number) if number.isdecimal() and len(number) < 10 else 0
 
 
 async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) -> str:

@@ -24,11 +24,6 @@ class Masks:
     """By row: why no token can be sampled. Such a row's mask is missing or meaningless."""
 
 
-def mask_stride(vocab_size: int) -> int:
-    """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
-    return (vocab_size + 32) // 32 * 4
-
-
 class _NoToken(Exception):
     """No token may be sampled in this row; the message says why."""
 
@@ -181,7 +176,8 @@ class RequestRules:
         self._thinking = None
         if request.thinking_budget is not None:
             self._thinking = ThinkingState(request.thinking_budget, self._begin)
-        self._size = mask_stride(vocab_size)
+        self._size = (vocab_size + 32) // 32 * 4
+        """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
         allowed = request.sampling.allowed_token_ids
         self._allowed = self._bits(allowed) if allowed else None
         self._allowed_or_stops = self._bits((*allowed, *request.stop_ids)) if allowed else None

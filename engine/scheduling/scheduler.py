@@ -327,8 +327,9 @@ class Scheduler:
             size, images = self.limits.block_size, sequence.request.images
             del cached_blocks[blocks_outside_images(images, len(cached_blocks), size) :]
         fresh_digests = digests[len(cached_blocks) :]
-        sequence.awaited_digest = self._last_pending(fresh_digests, sequence)
-        if sequence.awaited_digest is not None:
+        pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), fresh_digests))
+        sequence.awaited_digest = pending[-1] if pending else None
+        if pending:
             return False
         self.pool.acquire(cached_blocks)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(cached_blocks)
@@ -373,11 +374,6 @@ class Scheduler:
             released.update(victims[-1].blocks)
             free += sum(released[block] == self.pool.ref_count(block) for block in victims[-1].blocks)
         return victims
-
-    def _last_pending(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
-        """The last of the leading blocks that other requests are about to compute; None if there is none."""
-        pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), digests))
-        return pending[-1] if pending else None
 
     def _is_pending(self, digest: bytes | None, sequence: TokenSequence) -> bool:
         """Whether a running request of the same or a better priority is about to compute this block."""

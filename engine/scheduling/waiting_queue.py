@@ -152,7 +152,11 @@ class _PriorityLevel:
         account.served_tokens += cost
         self._unqueue(sequence, account)
         if len(self.accounts) > self._prune_above:
-            self._prune_accounts()
+            # Idle accounts at or below the starting value: new ones would be equal.
+            for name, other in list(self.accounts.items()):
+                if not other.unfinished and other.served_tokens <= self._min_served_tokens:
+                    del self.accounts[name]
+            self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
     def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
         account = self.accounts[sequence.request.fairness_key]
@@ -162,13 +166,6 @@ class _PriorityLevel:
             self.preempted.remove(sequence)
         elif waiting:
             self._unqueue(sequence, account)
-
-    def _prune_accounts(self) -> None:
-        """Drops idle accounts at or below the starting value: a new account would be equal."""
-        for name, account in list(self.accounts.items()):
-            if not account.unfinished and account.served_tokens <= self._min_served_tokens:
-                del self.accounts[name]
-        self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
     def _unqueue(self, sequence: TokenSequence, account: _KeyAccount) -> None:
         del account.queue[sequence]

@@ -87,19 +87,15 @@ class ImageEncoder:
 
 def check_encoder(network: PreTrainedModel, processor: ImageProcessor) -> None:
     """Encodes one picture. Raises `ModelRefused` unless the model has a row for each token of its text."""
-    processed = processor.process(_probe_picture())
+    file = io.BytesIO()
+    Image.new("RGB", (96, 64), (40, 90, 160)).save(file, "PNG")
+    processed = processor.process(file.getvalue())
     with torch.inference_mode():
         rows = ImageEncoder(network).encode(processed.tensors).embeddings
     if len(rows) != processed.layout.text.tokens:
         raise ModelRefused(
             f"For a picture of {processed.layout.text.tokens} tokens it has {len(rows)} rows of embeddings."
         )
-
-
-def _probe_picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (96, 64), (40, 90, 160)).save(file, "PNG")
-    return file.getvalue()
 
 
 def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
