@@ -46,7 +46,6 @@ class SchedulerLimits(QueueSettings):
     token_budget: int = 512
     """Maximum of tokens that one step computes, prefill and decode together."""
     max_running: int = 64
-    """Maximum of requests in one step."""
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
 
@@ -66,8 +65,6 @@ class SchedulerLimits(QueueSettings):
 
 
 class StepSizes(NamedTuple):
-    """The largest step."""
-
     token_budget: int
     max_running: int
 
@@ -81,8 +78,6 @@ GPU_STEPS = ((32 * 2**30, StepSizes(8192, 256)), (8 * 2**30, StepSizes(4096, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(QueueSettings):
-    """Settings of an engine with a model."""
-
     model: Path
     """A directory with config.json and safetensors; nothing is downloaded."""
     block_size: int | None = None
@@ -90,7 +85,6 @@ class EngineConfig(QueueSettings):
     token_budget: int | None = None
     """Maximum of tokens in one step; None chooses by device and memory (`step_sizes`), as for the next."""
     max_running: int | None = None
-    """Maximum of requests in one step."""
     adapters: tuple[tuple[str, Path], ...] = ()
     """Names and folders of LoRA adapters for this model, in peft's format."""
     device: DeviceName = "auto"

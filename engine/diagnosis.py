@@ -21,8 +21,6 @@ from engine.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Properties of an engine with these settings on this machine."""
-
     device: str
     device_name: str
     gpus: int

@@ -94,16 +94,13 @@ class FairLimit:
 
     @property
     def used(self) -> int:
-        """Slots in use."""
         return self._used
 
     def used_by(self, key: str) -> int:
-        """Slots in use by this key."""
         with self._lock:
             return self._uses.get(key, 0)
 
     def waiting(self, key: str) -> int:
-        """The number of callers of this key that wait."""
         with self._lock:
             return len(self._waiting.get(key, ()))
 

@@ -58,7 +58,6 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens of all blocks that requests may have."""
         return self.blocks * self.block_size
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:

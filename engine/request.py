@@ -117,8 +117,6 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """The text of a picture in a prompt, from `Engine.image_text`."""
-
     text: str
     """The text that replaces `ModelInfo.image_placeholder` in the prompt."""
     tokens: int
@@ -132,7 +130,6 @@ class PromptImage:
     data: bytes = field(repr=False)
     """A PNG, JPEG, WebP or GIF file of at most `MAX_IMAGE_PIXELS`; of a GIF, the first frame."""
     digest: bytes
-    """SHA-256 of `data`."""
     start: int
     """Index in the prompt of the picture's first `image_token_id`."""
     length: int
@@ -315,7 +312,6 @@ class ModelInfo:
 
     vocab_size: int
     context_length: int
-    """Prompt and output tokens together."""
     stop_ids: frozenset[int]
     """The end-of-sequence ids of generation_config."""
     temperature: float
@@ -410,8 +406,7 @@ class Engine(Protocol):
         Requests are accepted and cancelled meanwhile. Idempotent; any thread.
         """
 
-    def stats(self) -> Stats:
-        """Any thread."""
+    def stats(self) -> Stats: ...
 
     def close(self, *, drain: bool) -> None:
         """Ends the engine thread, after the requests (`drain`) or after cancelling them. Idempotent."""

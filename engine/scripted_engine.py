@@ -126,12 +126,10 @@ class ScriptedEngine(LocalEngine):
         self._scripted.ordered_faults.append(fault)
 
     def resume(self) -> None:
-        """Ends a hang. Any thread."""
         self._scripted.resume()
 
     @property
     def hanging(self) -> threading.Event:
-        """Set while a `hang` lasts."""
         return self._scripted.hanging
 
 
@@ -269,7 +267,6 @@ def _has(mask: bytes, token_id: int) -> bool:
 
 
 def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
-    """The logprobs of a sampled token, if the request has `logprobs`."""
     if request.logprobs is None:
         return None
     if request.logprob_token_ids:

@@ -85,7 +85,6 @@ class Stats:
     tokens: int
     alive: bool
     max_running: int = 0
-    """The largest number of requests that are generated at a time."""
     computed_tokens: int = 0
     """Prompt and output tokens that went through the model, recomputation after preemption included."""
     prompt_tokens: int = 0
@@ -107,5 +106,4 @@ class Stats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Fraction of the prompt tokens that the prefix cache had."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -35,7 +35,6 @@ class Program:
     """A verb and its object: the power of whoever reaches the port."""
 
     def parser(self) -> argparse.ArgumentParser:
-        """The command line's parser, with the options that all programs have."""
         parser = argparse.ArgumentParser(
             prog=self.name,
             description=self.description,

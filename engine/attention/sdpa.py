@@ -61,7 +61,6 @@ class KeyValueRange:
     key: Tensor
     value: Tensor
     first: int
-    """The first position."""
 
 
 @dataclass(frozen=True, slots=True)

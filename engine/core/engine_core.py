@@ -59,7 +59,6 @@ class _InFlightStep:
     pending: PendingTokens
     progress: dict[TokenSequence, ComputedBlocks]
     began: float
-    """Monotonic time."""
 
 
 class EngineCore(InboxReader):

@@ -119,7 +119,6 @@ class Supervisor:
         self._died_at = -inf
         self._ended = threading.Event()
         self.core = make_core(self._watchdog)
-        """The current `EngineCore`, or the last one."""
         # A daemon, so that a program that exits without `close` does not wait for running requests.
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 

@@ -39,11 +39,8 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     """Stop token included."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, if requested."""
     total: float = 0.0
-    """Sum of the tokens' logprobs."""
     ended: bool = False
-    """Ended by a stop token."""
     origin: int = 0
     """Index, among the beams of the previous step, of the beam that it continues."""
 

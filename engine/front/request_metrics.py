@@ -60,7 +60,6 @@ class RequestMetrics:
         self._last_rows: frozenset[TokenSequence] = frozenset()
         """Requests that got the last tokens. `last_token_at` is set when a request does not get the next."""
         self._last_at = 0.0
-        """When they got them."""
         self._waiting_adapters: Counter[str] = Counter()
         self._running_adapters: Counter[str] = Counter()
 

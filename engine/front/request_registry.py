@@ -75,7 +75,6 @@ class RequestRegistry:
         self._capacity_per_key = capacity_per_key
         self._requests: dict[str, EngineRequest] = {}
         self._in_reserved: set[str] = set()
-        """Ids of the requests whose places were reserved."""
         self._places = 0
         self._places_by_key: Counter[str] = Counter()
         self._closed: str | None = None
@@ -191,7 +190,6 @@ class InboxReader(ABC):
         self._ended: list[str] = []
         """Ids of requests whose last message is in the outbox."""
         self.delivering = False
-        """A call of the `deliver` callback is running."""
 
     @abstractmethod
     def _live_sequences(self) -> dict[str, TokenSequence]:

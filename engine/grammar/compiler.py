@@ -144,7 +144,6 @@ class GrammarCompiler:
 
     @property
     def size(self) -> int:
-        """Estimated bytes of the cache."""
         with self._lock:
             return sum(map(_size, self._futures.values()))
 
@@ -278,7 +277,6 @@ class GrammarCompiler:
             compiled.successor = self._compiled(compiled.source, compiled.digest, compiled.grammar)
 
     def _evict(self) -> None:
-        """Evicts least recently used grammars until the cache fits into `cache_bytes`."""
         with self._lock:
             sizes = {digest: _size(future) for digest, future in self._futures.items()}
             total = sum(sizes.values())

@@ -163,7 +163,6 @@ def _lark(text: str) -> str:
 
 
 def _json_end(text: str, start: int) -> int:
-    """The end of the JSON value that starts at `start`."""
     try:
         return json.JSONDecoder().raw_decode(text, start)[1]
     except RecursionError:

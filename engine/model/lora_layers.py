@@ -72,7 +72,6 @@ class AdaptedRows:
     first: int
     last: int
     mixed: bool = False
-    """The rows do not all have the same adapter."""
 
 
 class AdapterStep:

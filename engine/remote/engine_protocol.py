@@ -163,12 +163,9 @@ class ExpectedModel:
     tokens: Sequence[bytes] = ()
     """The bytes of each token id; empty if the folder has no tokenizer.json."""
     special: frozenset[int] = frozenset()
-    """Ids of special tokens."""
 
 
 class ImageProtocol(Protocol):
-    """Questions to a kind of server about the pictures of prompts."""
-
     def image_request(self, image: ImageFile, model: str) -> HttpRequest:
         """Asks which tokens the server makes of a picture."""
 

@@ -59,9 +59,7 @@ class OutputRestriction:
     """Only `allowed` may come, or, where that is None, all but `banned`: the shorter list is named."""
 
     allowed: tuple[int, ...] | None = None
-    """Ascending ids."""
     banned: tuple[int, ...] = ()
-    """Ascending ids."""
 
     def permits(self, token_id: int) -> bool:
         return token_id in self.allowed if self.allowed is not None else token_id not in self.banned
@@ -93,9 +91,7 @@ class Generation:
         """The last sampled token may not come; the next call is restricted."""
         self._mask: bytes | None = None
         self._mask_at = -1
-        """Length of the tokens that `_mask` is for."""
         self._scoring = False
-        """The current call scores the prompt."""
         self._ended: FinishReason | None = None
         """The output is complete; the end of the answer, with its usage, is awaited."""
         self._length_at_call = 0

@@ -125,7 +125,6 @@ class AnswerReader(asyncio.Protocol):
         self._silence = silence
         self._begun_event = b""
         self._barren_bytes = 0
-        """Bytes since the last chunk."""
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
         self._transport: asyncio.Transport | None = None

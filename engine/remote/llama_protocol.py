@@ -304,7 +304,6 @@ def _decode_event(data: bytes) -> _Event:
 
 
 def _chunk(event: _Event, call: GenerateCall) -> AnswerChunk:
-    """Tokens of an event, or of a whole answer."""
     if len(event.tokens) > call.max_tokens:
         raise CallFault("failed", f"its answer has {len(event.tokens)} tokens")
     token_ids, finish = tuple(event.tokens), None

@@ -21,8 +21,6 @@ IMAGE_FAMILIES = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder(ExpectedModel):
-    """The model of a folder, which a server runs."""
-
     model_info: ModelInfo
     """The facts of the folder; `context_length` is 0, because the server's counts."""
     vocabulary: Vocabulary | None

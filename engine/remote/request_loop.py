@@ -54,7 +54,6 @@ class Attempts:
     """URLs of servers that failed or turned it away."""
     failures: int = 0
     turned_away: CallFault | None = None
-    """The fault of the last call, if a server turned it away."""
 
     def count(self, url: str, fault: CallFault | None, length: int, now: float) -> None:
         """A call ended, with this fault if it failed; the request has `length` tokens."""
@@ -157,7 +156,6 @@ class RequestLoop(InboxReader):
         self._tokens_at: dict[str, int] = {}
         """Index in the outbox of a request's `Tokens`, to which further tokens are added, by request id."""
         self._undelivered_tokens = 0
-        """Number of tokens in the outbox."""
         self._delivery: asyncio.Handle | None = None
         self._delivered_at = -inf
 

@@ -55,7 +55,6 @@ class PromptLogitRows:
 
     sequence: TokenSequence
     begin: int
-    """Index in the prompt of the first token."""
     chunk: int
     """Index of the sequence's chunk in the plan."""
     places: range
@@ -244,8 +243,6 @@ class InputBuilder:
 
 
 class PagedInputBuilder:
-    """Builds step inputs for a kernel that reads block tables."""
-
     def __init__(
         self, kv_cache: KVCache, backend: PagedAttentionBackend, adapters: Mapping[str, int]
     ) -> None:

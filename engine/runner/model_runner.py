@@ -243,8 +243,7 @@ class ModelRunner:
             raise RequestRefused("bad_image", "The model reads no pictures.")
         return self._images.text(data, digest, cache_salt)
 
-    def interrupt(self) -> None:
-        """Nothing to do: a step only computes."""
+    def interrupt(self) -> None: ...
 
     def close(self) -> None:
         if self.grammars is not None:

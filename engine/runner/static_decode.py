@@ -40,7 +40,6 @@ class DeviceTokens:
 
     token_ids: Tensor
     index_of: Mapping[TokenSequence, int]
-    """By sequence: the index in `token_ids`."""
 
 
 class StaticInputs:
@@ -166,8 +165,6 @@ class StaticDecoder:
 
 @dataclass(slots=True)
 class _Slot:
-    """The state of one row's block table on the device."""
-
     request: TokenSequence
     blocks: list[int]
     """The list object of the request; after a preemption it has another one."""

@@ -76,7 +76,6 @@ class SamplingBatch:
             self._logprob_row_index = to_device(self._logprob_rows, torch.long, device)
 
     def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
-        """`begin` and `read` in one call."""
         return self.begin(logits, mask).read()
 
     def begin(self, logits: Tensor, mask: Mask | None = None) -> "PendingSample":
@@ -136,7 +135,6 @@ class PendingSample:
         self._transfer = AsyncToHost(numbers)
 
     def read(self) -> list[SampledToken | RowFailure]:
-        """Waits for the transfer."""
         return self._batch.read(self._transfer.read()[0].tolist(), len(self.token_ids))
 
 

@@ -137,7 +137,6 @@ class ThinkingState:
         self._inside = budget.open
         self._count = budget.spent if budget.open else 0
         self._ending = 0
-        """Number of tokens of `budget.end` that have been forced."""
 
     @property
     def forced(self) -> int | None:
@@ -261,8 +260,6 @@ class SamplingRules:
 
 
 class TokenMasks:
-    """The grammars and rules of all requests, together."""
-
     def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
         self._rules = SamplingRules(vocab_size)
         self.grammars = GrammarMatchers(compiler)

@@ -19,7 +19,6 @@ class TokenSequence:
     ) -> None:
         self.request = request
         self.compiled = compiled
-        """The compiled grammar, if the request has one."""
         self.ends = request.ends
         """The tokens that end a request without a grammar."""
         self.admission_order: int | None = None
@@ -37,13 +36,11 @@ class TokenSequence:
         self.digests: list[bytes] = list(digests)
         """Digests of the full blocks of `tokens`, computed on demand; they survive a preemption."""
         self.num_cached_blocks = 0
-        """Number of leading blocks in the pool's prefix cache."""
         self.awaited_digest: bytes | None = None
         """The digest of a block that another request is about to compute for both."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the request first ran; None until then."""
         self.num_prompt_logprobs_sent = 0
-        """Number of leading prompt tokens whose logprobs have been delivered."""
         self.accepted_at = 0.0
         self.started_at: float | None = None
         """When the first step that computes it began; the times are monotonic and set by their owner."""

@@ -53,7 +53,6 @@ class ImageEncoder:
         return hasattr(self._model, "get_rope_index")
 
     def encode(self, tensors: Mapping[str, Tensor]) -> EncodedImage:
-        """`tensors` are those of one `ProcessedImage`."""
         arguments = {
             name: value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
             for name, value in tensors.items()

@@ -50,8 +50,6 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """A picture as the vision tower takes it."""
-
     layout: ImageLayout
     tensors: Mapping[str, Tensor]
     """The arguments of the model's `get_image_features`, and others that it does not take."""

@@ -45,7 +45,6 @@ class AllowedSite:
     port: int | None = None
     """None for the scheme's default."""
     allows_http: bool = False
-    """Whether http is allowed beside https."""
 
     def matches(self, host: str, scheme: str, port: int) -> bool:
         if scheme == "http" and not self.allows_http:

@@ -27,7 +27,6 @@ MAX_BYTES = 512 * 1024 * 1024
 """Bytes of the open pages of all sessions."""
 MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
 MAX_ACTIONS = 64
-"""Actions that run at a time."""
 MAX_ACTIONS_PER_TENANT = 16
 IDLE_SECONDS = 1200.0
 
@@ -114,7 +113,6 @@ class BrowserSessions:
 
 
 def build_server(web: Web, host: str) -> FastMCP:
-    """An MCP server that listens on this host."""
     sessions = BrowserSessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
     server = new_server("holdfast-browser", host)

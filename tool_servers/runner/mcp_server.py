@@ -15,7 +15,6 @@ from tool_servers.runner.sessions import Busy, SandboxSessions
 
 
 def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) -> FastMCP:
-    """An MCP server that listens on this host."""
     server = new_server("holdfast-code-runner", host)
     threads = CapacityLimiter(sessions.most_pieces)
     ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."

@@ -71,8 +71,6 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """A program to run, in place of a piece of Python."""
-
     words: Sequence[str]
     folder: str = HOME
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -83,8 +81,6 @@ class ShellCommand:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The output of a cell or command, and whether its sandbox has ended."""
-
     output: str
     ended: str | None = None
     """The reason why the sandbox has ended, as a sentence; None if it can run more."""
