@@ -140,10 +140,7 @@ class EngineConfig(QueueSettings):
         _require(self.block_size is None or self.block_size >= 1, "block_size must be at least 1")
 
     def step_sizes(self, gpu_free: int | None) -> StepSizes:
-        """The sizes of steps: the operator's, and defaults that fit them.
-
-        `gpu_free` is the free memory of the GPU in bytes after the weights; None on a CPU.
-        """
+        """The operator's sizes, else defaults for a GPU's free bytes after the weights; None: a CPU."""
         default = CPU_STEPS
         if gpu_free is not None:
             default = next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)

@@ -80,10 +80,7 @@ class ForwardHandle(Protocol):
     """A step whose forward pass has been launched."""
 
     def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
-        """Samples for the sequences that are live; all their earlier tokens are known by now.
-
-        Raises as `begin` does.
-        """
+        """Samples for live sequences; all their earlier tokens are known by now. Raises as `begin` does."""
 
 
 class Executor(Protocol):

@@ -250,10 +250,7 @@ def free_gpu_memory(device: torch.device) -> int | None:
 def count_blocks(
     config: EngineConfig, *, block_size: int, block_bytes: int, context_length: int, gpu_free: int | None
 ) -> int:
-    """The size of the pool. `gpu_free` is None on a CPU.
-
-    Raises `ModelRefused` if not even one block fits.
-    """
+    """The size of the pool. `gpu_free` is None on a CPU. Raises `ModelRefused` if not one block fits."""
     if config.kv_blocks is not None:
         return config.kv_blocks
     if config.kv_memory is not None:

@@ -274,10 +274,7 @@ class Deliver(Protocol):
 
 
 class OnEngineDeath(Protocol):
-    """Called once, on a thread of the engine, after its final death and all `Failed`; must not block.
-
-    The owner should end the process, to be restarted. A first death is only counted in `Stats.deaths`.
-    """
+    """Called once, on an engine thread, after its final death and all `Failed`; must not block."""
 
     def __call__(self, why: str, /) -> None: ...
 
@@ -401,10 +398,7 @@ class Engine(Protocol):
         """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
 
     def set_paused(self, paused: bool) -> None:
-        """Pauses or resumes stepping, for back-pressure: while paused no step begins.
-
-        Requests are accepted and cancelled meanwhile. Idempotent; any thread.
-        """
+        """Pauses or resumes stepping; requests are accepted meanwhile. Idempotent; any thread."""
 
     def stats(self) -> Stats: ...
 

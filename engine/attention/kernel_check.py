@@ -113,10 +113,7 @@ def find_fault(
     device: torch.device,
     block_size: int,
 ) -> str | None:
-    """Why this attention is not right on this device, in a sentence; None if it is.
-
-    Raises `torch.AcceleratorError`, after which the device can do nothing more.
-    """
+    """Why this attention is not right here, in a sentence; None if it is. Raises `torch.AcceleratorError`."""
     for spec in sorted(specs, key=repr):
         try:
             difference = max_difference(attend, spec, dtype, device, block_size)

@@ -310,10 +310,7 @@ def configure_sdpa(device: torch.device) -> None:
 def attend_one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
 ) -> Tensor:
-    """`[rows, heads, size]` over `[rows, kv_heads, columns, size]` twice -> `[rows, heads, size]`.
-
-    The mask is `[requests, heads or 1, 1, columns]`.
-    """
+    """`[n, heads, size]` over `[n, kv_heads, columns, size]` twice; mask `[n, heads or 1, 1, columns]`."""
     requests, heads, size = query.shape
     shared = key.shape[1]
     if call.softcap is not None:

@@ -239,10 +239,7 @@ class EngineCore(InboxReader):
             self._fail(chunk.sequence, "engine_error", describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
-        """Halves the token budget if the step had a prefill; else preempts the step's last request.
-
-        A request that does not fit alone fails.
-        """
+        """Halves the token budget after a prefill, else preempts the last request; a lone one fails."""
         if plan[-1].count > 1 and self._scheduler.halve_budget():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return

@@ -79,10 +79,7 @@ def load(
     progress: Callable[[str], None] = lambda _line: None,
     on_dead: OnEngineDeath = lambda _why: None,
 ) -> LocalEngine:
-    """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts the engine.
-
-    Raises `config.ModelRefused` for a model that is not supported or cannot be loaded.
-    """
+    """Loads the model (`progress` gets a line for each stage), starts the engine. Raises `ModelRefused`."""
     from engine.runner.model_runner import ModelRunner  # imports torch
 
     executor, limits = ModelRunner.load(config, progress)

@@ -35,10 +35,7 @@ class EngineFront(ABC):
         grammars: GrammarCompiler | None,
         cache_tokens: int | None = None,
     ) -> None:
-        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer.
-
-        `cache_tokens` is the number of tokens that the KV cache can hold; None if it is not known here.
-        """
+        """The thread delivers to `_beam_requests.deliver`. `cache_tokens`: of the KV cache, if known."""
         self._cache_tokens = cache_tokens
         self.model_info = model_info
         self._registry = registry
@@ -123,10 +120,7 @@ class EngineFront(ABC):
         """The thread's own figures, without `waiting` and `paused`."""
 
     def close(self, *, drain: bool) -> None:
-        """Returns when the thread has ended, unless called on that thread by `deliver`.
-
-        A call without `drain` ends a drain in progress.
-        """
+        """Returns when the thread has ended, unless called on it. Without `drain` it ends a drain, too."""
         self._registry.close("The engine is closed.")
         self._send(Close(drain))
         self._wait_until_ended()

@@ -82,10 +82,7 @@ class RequestMetrics:
         self._step_tokens.observe(tokens)
 
     def tokens(self, rows: frozenset[TokenSequence], now: float) -> None:
-        """Counts a token of each of `rows`.
-
-        Nearly all rows of a step are those of the last one: they are observed together.
-        """
+        """Counts a token of each of `rows`: nearly all got the last ones, too, and are observed together."""
         if not rows:
             return
         again = len(rows)

@@ -64,10 +64,7 @@ class TrialProcess:
         return process
 
     def source_of(self, grammar: StructuredOutput) -> str:
-        """The Lark source of a grammar that compiles within the bounds.
-
-        Raises `BadGrammar` for another one, and `RequestRefused` if the process ends for another reason.
-        """
+        """Raises `BadGrammar` beyond the bounds, `RequestRefused` if the process ends otherwise."""
         source, refusal = json.loads(self._ask(json.dumps([grammar.kind, grammar.text]).encode()))
         if refusal:
             raise BadGrammar(refusal)

@@ -80,10 +80,7 @@ class CompiledGrammar:
 
 
 def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
-
-    Any thread. Waits for the compile unless the grammar is cached for this fairness key.
-    """
+    """The request's compiled grammar, or its fallback's; may wait for it. Raises `RequestRefused`."""
     grammar = request.grammar
     if grammar is None:
         return None
@@ -148,10 +145,7 @@ class GrammarCompiler:
             return sum(map(_size, self._futures.values()))
 
     def compiled(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """The grammar from the cache, or compiled; waits for the compile. Raises `RequestRefused`.
-
-        Must not be called on the engine thread.
-        """
+        """The grammar, cached or compiled here. Raises `RequestRefused`. Not for the engine thread."""
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self.load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts

@@ -318,10 +318,7 @@ _MISLEADING = ("trust_remote_code", "http", "upgrade", "huggingface", "Hugging F
 
 
 def _say(error: Exception) -> str:
-    """The error's sentence in one line, with its type unless it has clear messages.
-
-    Advice that misleads here goes to the log instead.
-    """
+    """The error in one line, its type unless the message is clear; misleading advice is logged."""
     text = describe(error, 1000)
     if any(mark in text for mark in _MISLEADING):
         log.warning("transformers says: %s", text)

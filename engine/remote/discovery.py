@@ -84,10 +84,7 @@ def read_url(text: str) -> str:
 
 
 def read_file(content: bytes) -> tuple[str, ...]:
-    """The URLs of a file: one a line; a `#` at the start of a line or after a space begins a comment.
-
-    Raises ValueError, a sentence without its full stop that names the line.
-    """
+    """The URLs of a file, one a line, with comments. Raises ValueError, a sentence that names the line."""
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the file is longer than {MAX_FILE_BYTES} bytes")
     urls: list[str] = []
@@ -107,10 +104,7 @@ def read_file(content: bytes) -> tuple[str, ...]:
 
 
 def urls_of(name: DnsName, addresses: Iterable[str]) -> tuple[str, ...]:
-    """A URL for each address, sorted, so that the order of an answer changes nothing; the first `MAX_URLS`.
-
-    Raises ValueError if there is no address.
-    """
+    """A URL for each of the first `MAX_URLS` addresses, sorted. Raises ValueError if there is none."""
     # A link-local IPv6 address with its interface (%eth0) is none of a service.
     valid = sorted({address for address in addresses if _is_address(address)})
     if not valid:

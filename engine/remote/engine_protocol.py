@@ -26,10 +26,7 @@ class CallFault(Exception):
 
 
 class EngineMismatch(Exception):
-    """The server cannot be used: another model or vocabulary, or a version without what is needed.
-
-    `str()` is a sentence for the operator.
-    """
+    """The server has another model, vocabulary or version; `str()` is a sentence for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +194,7 @@ class EngineProtocol(Protocol):
         """`model` is `EngineDescription.model`."""
 
     def read_event(self, data: bytes, call: GenerateCall) -> AnswerChunk | None:
-        """Reads one server-sent event's data; None if it has nothing of use or is the end mark.
-
-        Raises `CallFault` for an error event, and for data that is not what this server sends.
-        """
+        """None if the event has nothing of use. Raises `CallFault` for an error, or what is no event."""
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         """The whole answer of a call that is not streamed. Raises `CallFault`."""

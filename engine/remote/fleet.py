@@ -81,10 +81,7 @@ class Fleet:
         self._mismatch: EngineMismatch | None = None
 
     def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
-        """Waits until a server has been probed. Any thread but the loop's.
-
-        Raises `EngineMismatch` if one answers that cannot be used, `CallFault` if none does in time.
-        """
+        """Waits for a server. Raises `EngineMismatch` for a wrong one, `CallFault` for none in time."""
         until, report = monotonic() + seconds, monotonic() + 1.0
         while not self._first.wait(0.05):
             now = monotonic()

@@ -210,10 +210,7 @@ class Generation:
             self.call_over = True
 
     def end_call(self) -> None:
-        """The answer is complete. The request ends, or the next call continues it.
-
-        Raises `CallFault` after too many calls without a token.
-        """
+        """The request ends or goes on. Raises `CallFault` after too many calls without a token."""
         self.call_over = True
         if self._ended is not None:
             self._finish(self._ended)

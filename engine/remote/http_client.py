@@ -112,10 +112,7 @@ class AnswerReader(asyncio.Protocol):
         receive: Callable[[AnswerChunk], bool],
         silence: SilenceTimeout,
     ) -> None:
-        """`receive` returns whether more is wanted. What it and `read_event` raise ends the reading.
-
-        `silence` is told of each chunk.
-        """
+        """What `receive`, which returns whether more is wanted, and `read_event` raise ends the reading."""
         self.paused = False
         """While set, nothing is read, so that TCP slows the server down; then `take` has to be called."""
         self._response = response
@@ -131,10 +128,7 @@ class AnswerReader(asyncio.Protocol):
         self._parser: asyncio.Protocol = self
 
     async def read(self) -> None:
-        """Reads to the end of the answer, or until no more is wanted.
-
-        Raises `CallFault`, or what aiohttp raises.
-        """
+        """Reads to the end, or until no more is wanted. Raises `CallFault`, or what aiohttp raises."""
         self._begin()
         try:
             self.take()
@@ -383,10 +377,7 @@ async def _read(
     cut: bool = False,
     heard: Callable[[], None] = lambda: None,
 ) -> bytes:
-    """The body, of at most `limit` bytes. Raises `CallFault` for a longer one, unless `cut`.
-
-    `heard` is called for each part of it.
-    """
+    """The body; `heard` is called for each part. Raises `CallFault` beyond `limit` bytes, unless `cut`."""
     body = bytearray()
     while part := await response.content.readany():
         heard()

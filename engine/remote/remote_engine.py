@@ -93,10 +93,7 @@ class RemoteEngine(EngineFront):
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
-        """Starts the thread and waits until a server can be used.
-
-        Raises `EngineMismatch`, or `CallFault` if none answers in time.
-        """
+        """Waits for a usable server. Raises `EngineMismatch`, or `CallFault` if none answers in time."""
         self._thread.start()
         try:
             description = self._fleet.wait_for_first(self._config.start_seconds, say)

@@ -125,10 +125,7 @@ class Router:
     def probed(
         self, server: EngineServer, description: EngineDescription, requests: int | None, now: float
     ) -> None:
-        """A probe succeeded: the circuit closes if the description fits the other servers'.
-
-        `requests` is how many run or wait there, ours included; None if it does not say.
-        """
+        """The circuit closes if the description fits. `requests` run or wait there; None: not known."""
         server.probing = False
         if server.draining:
             return

@@ -97,10 +97,7 @@ def choose_buckets(
 
 
 def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record) -> Compute:
-    """Captures and verifies each bucket, the largest first, whose memory the others reuse.
-
-    Raises `RecordingDiffers`, and any error of the capture.
-    """
+    """Captures each bucket, the largest first. Raises `RecordingDiffers`, and errors of captures."""
     replays: dict[GraphBucket, GraphReplay] = {}
     try:
         for bucket in sorted(buckets, reverse=True):
@@ -157,10 +154,7 @@ def choose_decoding(
     backend: PagedAttentionBackend | None,
     progress: Callable[[str], None],
 ) -> DecodingChoice:
-    """Captures CUDA graphs on a GPU, if `config` does not forbid it. `backend` is None for torch's attention.
-
-    Raises `ModelRefused` if `config` demands graphs and they cannot be captured.
-    """
+    """Captures graphs on a GPU. Raises `ModelRefused` if `config` demands graphs that cannot be captured."""
     on_gpu = model.device.type == "cuda"
     if config.decode == "graphs" and not on_gpu:
         raise ModelRefused("CUDA graphs cannot be recorded: there is no GPU here")

@@ -48,10 +48,7 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogitRows:
-    """Further logits of a step, for the logprobs of consecutive prompt tokens.
-
-    The logits of a token are those of the position before it.
-    """
+    """Further logits of a step, for logprobs of consecutive prompt tokens, at the positions before them."""
 
     sequence: TokenSequence
     begin: int

@@ -139,10 +139,7 @@ class PromptImages:
         return layout.text
 
     def prepare(self, plan: SchedulerOutput) -> StepImages:
-        """Runs the vision tower for the picture of this step, unless its embeddings are cached.
-
-        Raises `SequenceFailed` for a request whose picture cannot be computed.
-        """
+        """Runs the vision tower, unless the picture is cached. Raises `SequenceFailed` if that fails."""
         self._deepstack = None
         if not any(chunk.sequence.request.images for chunk in plan):
             return NO_IMAGES

@@ -69,10 +69,7 @@ class GrammarMatchers:
         return masks
 
     def allows(self, sequence: TokenSequence, token_id: int) -> bool:
-        """Whether the grammar allows this token next; much faster than a mask. False if the grammar failed.
-
-        The sequence must have a grammar.
-        """
+        """Whether the sequence's grammar allows this token next; faster than a mask. False if it failed."""
         assert self._compiler is not None
         matcher = self._advanced_matcher(self._compiler, sequence).ll_matcher
         if token_id in sequence.request.stop_ids:
@@ -189,10 +186,7 @@ class RequestRules:
                 self._words[word[-2]].append(word)
 
     def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
-        """The mask of allowed tokens, within that of the grammar if there is one; None allows all.
-
-        A mask of zeros allows none.
-        """
+        """The mask of allowed tokens, within the grammar's if there is one; None allows all, zeros none."""
         if self._thinking is not None:
             self._thinking.advance(tokens)
             if self._thinking.forced is not None:

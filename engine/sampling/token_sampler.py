@@ -194,10 +194,7 @@ def _resample_top_p(
 def resample_without_reading(
     token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> Tensor:
-    """Resamples the tokens of `group.top_p_rows` without a look whether one is outside.
-
-    Every row has as many attempts as `attempts_for` says, and then takes its likeliest token.
-    """
+    """Resamples, without looking, as often as `attempts_for` says; then takes a row's likeliest token."""
     index = group.top_p_rows
     assert index is not None
     weights, limits = weights[index], limits[index]

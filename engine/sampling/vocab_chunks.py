@@ -55,10 +55,7 @@ def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The `count` highest values of each row and their columns, as `torch.topk`; any among equal ones.
-
-    They lie in the `count` chunks with the highest maxima, so only these are searched.
-    """
+    """As `torch.topk`, any among equal ones: they lie in the `count` chunks with the highest maxima."""
     if rows.shape[1] < 2 * count * CHUNK_WIDTH:
         return rows.topk(count, dim=1)
     chunked, rest = _split(rows)
@@ -141,10 +138,7 @@ def _gather_chunk(rows: Tensor, chunk: Tensor, padding: float) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, point: Tensor) -> Tensor:
-    """`[rows, 1]`: the first index with a value above `point`, at most the last index that increases the sum.
-
-    Rounding can make `point` equal to the total.
-    """
+    """`[rows, 1]`: the first index above `point`, at most the last increase: `point` may be the total."""
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     first = torch.searchsorted(cumulative, point, right=True)
     return first.minimum(last).clamp_(max=cumulative.shape[1] - 1)

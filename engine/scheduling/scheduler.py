@@ -315,10 +315,7 @@ class Scheduler:
             self._admit(sequence, spare)
 
     def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
-        """Moves a sequence from waiting to running if there are blocks for all its tokens so far.
-
-        Preempts as few of the `spare` requests as needed, in their order; none may be in the plan yet.
-        """
+        """Runs a waiting sequence if its tokens have blocks; preempts as few of `spare` as needed."""
         if sequence.in_flight or self._is_pending(sequence.awaited_digest, sequence):
             return False
         digests = self.prepare(sequence)

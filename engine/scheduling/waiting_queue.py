@@ -57,10 +57,7 @@ class FairWaitingQueue:
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
     def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
-        """The next request of a key that is not in `keys` and has no preempted request before it.
-
-        Preempted requests of worse priority do not count: they may have to wait long.
-        """
+        """The next of a key not in `keys` that has no preempted request of as good a priority."""
         passed_over = set(keys)
         for _, level in sorted(self._levels.items()):
             passed_over.update(sequence.request.fairness_key for sequence in level.preempted)

@@ -95,10 +95,7 @@ class AllowedWeb:
 
 
 def read_allowed(text: str) -> AllowedWeb:
-    """Parse a comma-separated list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
-
-    Raises ValueError.
-    """
+    """Parse hosts, `host:port`, `http://host`, `*.host`, `*`, networks, with commas. Raises ValueError."""
     hosts: list[AllowedSite] = []
     networks: list[Network] = []
     for part in filter(None, map(str.strip, text.split(","))):
