@@ -1,7 +1,4 @@
-"""Engine settings: `EngineConfig` (model, memory, kernels) and `SchedulerLimits`, both validated.
-
-Frozen; any thread. Devices and dtypes are names, so that torch is not imported.
-"""
+"""Engine settings, validated and frozen: `EngineConfig` and `SchedulerLimits`. Without torch."""
 
 import re
 from dataclasses import dataclass, fields

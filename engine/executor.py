@@ -1,7 +1,4 @@
-"""The `Executor` protocol between the engine core and `ModelRunner` or `ScriptedEngine`; results of a step.
-
-Types only, without torch. Engine thread, but for `interrupt`.
-"""
+"""The `Executor` protocol of `ModelRunner` and `ScriptedEngine`; results of a step. Types only; no torch."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

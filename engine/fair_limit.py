@@ -1,7 +1,6 @@
 """`FairLimit`: a bounded number of holders at a time, for which waiting callers take turns by key.
 
-Threads wait in `hold`, coroutines in `holding`. For work that must not all run at once: handlers, tool calls,
-tokenizing long texts, compiling grammars, reading pictures.
+Threads wait in `hold`, coroutines in `holding`.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The KV cache: tensors of all layers (`KVCache`), contiguous copies for CPU decoding, size by free memory.
-
-Created at load time, used by the engine thread.
-"""
+"""The KV cache: tensors of all layers, contiguous copies for CPU decoding, size by free memory."""
 
 import ctypes
 import os

@@ -1,12 +1,8 @@
 """`ScriptedEngine`: the engine with scripted or pseudo-random tokens instead of a model and torch, for tests.
 
-Engine core, scheduler and block pool are the real ones, so requests queue, share prefixes, and are preempted
-and cancelled as with a model. The executor runs on the engine thread; `order_fault` and `resume` on any
-thread.
-
-An answer is a pure function of the prompt and, unless the request is greedy, of its seed. As with a model, a
-request whose prompt is another's prompt plus its first output tokens returns the rest of that output and ends
-where it ended, in another process, too.
+Engine core, scheduler and block pool are the real ones. An answer is a pure function of the prompt and,
+unless the request is greedy, of its seed: a request whose prompt is another's prompt plus its first output
+tokens returns the rest of that output and ends where it ended, in another process, too.
 """
 
 import hashlib

@@ -1,10 +1,8 @@
 """`digests_by_adapter`: tells the weights of model folders apart, reading little of them.
 
-Output that one model began must not be continued by another one of the same name. Hashing a hundred
-gigabytes would take minutes, so a digest covers the names and sizes of the weight files, the beginning of
-each, which has the names and shapes of its tensors, blocks spread evenly over it, and the settings. Weights
-that differ in a few blocks only, none of them sampled, have the same digest; those of another training differ
-everywhere.
+Output that one model began must not be continued by another one of its name. Hashing a hundred gigabytes
+would take minutes, so a digest covers names and sizes of the weight files, the head of each, with its
+tensors' names and shapes, blocks spread evenly over it, and the settings.
 """
 
 import hashlib

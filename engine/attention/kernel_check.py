@@ -1,8 +1,4 @@
-"""The check of attention at load time: random steps of the model's shapes, compared with plain arithmetic.
-
-On the thread that starts the engine. Every way to compute attention is checked with decode steps, prefill
-chunks and mixes of both, over blocks in random order, for every kind of attention layer of the model.
-"""
+"""The check of attention at load time: random steps of the model's shapes, compared with plain arithmetic."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.attention.paged_attention import (
-    AttentionMetadata,
-    LayerAttentionSpec,
-    LayerCall,
-)
+from engine.attention.paged_attention import AttentionMetadata, LayerAttentionSpec, LayerCall
 from engine.attention.sdpa import DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.kv_cache import KVCache
 from engine.request import describe

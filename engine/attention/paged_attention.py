@@ -1,9 +1,7 @@
 """`paged_attention`, which transformers' layers call; the protocols of a step and of a paged backend.
 
-Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
-as a `LayerCall` to the `AttentionStep` of the forward pass. A `PagedAttentionBackend` computes over block
-tables: `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so that
-calls can be captured as CUDA graphs.
+Each layer's query, key and value go as a `LayerCall` to the `AttentionStep` of the forward pass. A backend
+computes over block tables, of which the host knows all shapes, so that calls can be captured as CUDA graphs.
 """
 
 from dataclasses import dataclass, field

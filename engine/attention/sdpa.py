@@ -1,14 +1,12 @@
 """Paged attention with torch's `scaled_dot_product_attention`, over contiguous copies or gathered blocks.
 
-Engine thread. All tokens of a step form one packed row: first one token each of decoding requests, then
-prefill chunks. Runs on every device and is the reference for kernels. An attention sink (gpt-oss) is one more
-position whose key and value are zero and whose mask is the sink logit, which is exact. All shapes are known
-to the host, so that nothing waits for the device.
+All tokens of a step form one packed row: first one token each of decoding requests, then prefill chunks. An
+attention sink (gpt-oss) is one more position whose key and value are zero and whose mask is the sink logit,
+which is exact. All shapes are known to the host, so that nothing waits for the device.
 
 On a GPU every call has a form that torch's flash or memory-efficient kernel takes: as many key heads as query
-heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask, and without it
-torch would write all scores out. cuDNN is off: it plans anew for every new shape, which costs tens of
-milliseconds and memory that is never freed.
+heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask. cuDNN is off:
+it plans anew for every shape, which costs tens of milliseconds and memory that is never freed.
 """
 
 from abc import ABC, abstractmethod

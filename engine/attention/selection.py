@@ -1,9 +1,8 @@
 """`choose_attention`: the first way to compute attention that is there, fits the model, and is right here.
 
-On the thread that starts the engine. On a GPU: an installed FlashAttention 3, the operator's kernel from the
-Hub, torch's own kernel for pages, torch's `scaled_dot_product_attention` over gathered blocks with its fused
-kernels, and the same without them. Each is checked on the device before it is taken; one that is not right is
-left with a warning that says by how much. On a CPU there is only torch's own attention.
+On a GPU: an installed FlashAttention 3, the operator's kernel from the Hub, torch's own kernel for pages, its
+`scaled_dot_product_attention` over gathered blocks, and the same without fused kernels. Each is checked on
+the device; one that is not right is left with a warning. On a CPU there is only torch's own attention.
 """
 
 import inspect
@@ -147,10 +146,7 @@ def _fault(
 
 
 def _check_sdpa(
-    specs: Collection[LayerAttentionSpec],
-    dtype: torch.dtype,
-    device: torch.device,
-    block_size: int,
+    specs: Collection[LayerAttentionSpec], dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str:
     """The name of torch's own attention, without its fused kernels if those are not right."""
     fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)

@@ -1,7 +1,6 @@
 """`EngineMetrics`: counters, throughput and step-time percentiles, published as a `Stats` snapshot.
 
-Written by the engine thread or by the watchdog thread that declares it dead; any thread reads `stats`, which
-is replaced as a whole. It belongs to `LocalEngine`, so counters survive a restart of the engine thread.
+Written by the engine thread, or the watchdog's; any thread reads `stats`, which is replaced as a whole.
 """
 
 from collections import deque

@@ -1,8 +1,4 @@
-"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model.
-
-Steps run on the engine thread (`core.engine_core`). torch is imported by `load` only, so that the scripted
-engine, the same class with another executor, starts without it.
-"""
+"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model, and torch."""
 
 from collections.abc import Callable
 from dataclasses import replace

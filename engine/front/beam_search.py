@@ -1,10 +1,9 @@
 """Beam search: `BeamSearch` scores one search's beams, `BeamRequests` computes them as one-token requests.
 
-Each step submits a one-token request for every running beam. The prefix cache computes the beams' common
-prefix once. Requests that differ only in `beams.rank` share a search while it runs. A search is a function of
-the request, so a later one, or one after a restart, has the same results. It takes `width` places in the
-registry from its acceptance until its end, as `width` requests would. `submit` and `cancel` run on any
-thread, `deliver` on the engine thread.
+Each step submits a request for every running beam; the prefix cache computes their common prefix once.
+Requests that differ only in `beams.rank` share a search while it runs. A later search, or one after a
+restart, has the same results. It takes `width` places in the registry until its end. `submit` and `cancel`
+run on any thread, `deliver` on the engine thread.
 """
 
 import itertools

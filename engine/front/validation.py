@@ -1,7 +1,4 @@
-"""Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread.
-
-Whether a request fits into the KV cache is checked in `core.local_engine`.
-"""
+"""Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread."""
 
 import hashlib
 import math

@@ -1,7 +1,4 @@
-"""`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
-
-A grammar that is not cached is compiled in a bounded process first; see `compile_process`.
-"""
+"""`GrammarCompiler`: compiles grammars in a few threads, after `compile_process`, and caches them."""
 
 import hashlib
 import logging

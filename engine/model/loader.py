@@ -1,7 +1,4 @@
-"""Loads a model directory with transformers, puts in the engine's attention, and refuses unsupported models.
-
-Runs on the thread that starts the engine. safetensors only; no remote code; no downloads.
-"""
+"""Loads a model with transformers, or refuses it: safetensors only, no remote code, no downloads."""
 
 import inspect
 import json

@@ -1,7 +1,6 @@
-"""Reads a LoRA adapter's folder in peft's format: adapter_config.json and adapter_model.safetensors.
+"""Reads a LoRA adapter's folder in peft's format, at load time; refuses what is unsupported or does not fit.
 
-Load time. Settings and weights that are not supported, or do not fit the base model, are refused. Layer names
-are those of the base model's modules, such as `model.layers.0.self_attn.q_proj`.
+Layer names are those of the base model's modules, such as `model.layers.0.self_attn.q_proj`.
 """
 
 import json

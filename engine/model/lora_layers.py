@@ -1,8 +1,7 @@
 """LoRA layers (`AdaptedLayer`): each request's tokens use its own adapter, in one forward pass for all.
 
-Layers that adapters change are wrapped at load time. Per layer, the matrices of all adapters are stacked, so
-that a step uses views of them, as SGMV kernels do: two products for a segment of rows, with a mask between
-them if its rows have different adapters. Masks are built once a step. Segments without an adapter are free.
+Per layer, the matrices of all adapters are stacked, so that a step uses views of them, as SGMV kernels do:
+two products for a segment of rows, with a mask between them if its rows have different adapters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly.
-
-Load time. Where transformers would only warn and drop the scales of weights, the model is refused.
-"""
+"""Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping

@@ -1,9 +1,8 @@
 """`Discovery`: where the engine servers are: fixed URLs, the addresses of a DNS name, or the lines of a file.
 
-Reading and checking are pure; `watch` follows changes on the event loop. What cannot be read while the server
-runs (a name that does not resolve, a malformed file) leaves the last URLs in use. A changed file counts when
-two looks in a row have read the same: the first may have met it half-written, with servers missing at its end
-and the last line cut to another address, which would get the API key.
+What cannot be read while the server runs leaves the last URLs in use. A changed file counts when two looks in
+a row have read the same: the first may have met it half-written, with servers missing at its end and the last
+line cut to another address, which would get the API key.
 """
 
 import asyncio

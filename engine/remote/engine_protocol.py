@@ -1,8 +1,4 @@
-"""`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O.
-
-An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and reads answers. `http_client`
-sends them, `generation` decides which call comes next, `router` which server gets it.
-"""
+"""`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence

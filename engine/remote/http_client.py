@@ -270,10 +270,7 @@ class EngineClient:
             return response.status, await _read(response, PROBE_BYTES)
 
     async def generate(
-        self,
-        server: EngineServer,
-        call: GenerateCall,
-        receive: Callable[[AnswerChunk], bool],
+        self, server: EngineServer, call: GenerateCall, receive: Callable[[AnswerChunk], bool]
     ) -> None:
         """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 

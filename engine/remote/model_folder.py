@@ -50,11 +50,7 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
         )
     known = Vocabulary(()) if vocabulary is None else vocabulary
     return ModelFolder(
-        name=name,
-        tokens=known.tokens,
-        special=known.special,
-        model_info=model_info,
-        vocabulary=vocabulary,
+        name=name, tokens=known.tokens, special=known.special, model_info=model_info, vocabulary=vocabulary
     )
 
 

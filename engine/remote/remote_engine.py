@@ -1,7 +1,4 @@
-"""`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop.
-
-What happens on the event loop is in `request_loop` and `fleet`.
-"""
+"""`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop."""
 
 import asyncio
 import logging

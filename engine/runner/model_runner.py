@@ -1,7 +1,4 @@
-"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens.
-
-Created by the thread that starts the engine, then used by the engine thread only.
-"""
+"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -202,10 +199,7 @@ class ModelRunner:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
             whole = executor._images is not None and executor._images.two_way is not None
             return executor, config.limits(
-                kv_blocks=kv_cache.blocks,
-                block_size=kv_cache.block_size,
-                sizes=sizes,
-                whole_images=whole,
+                kv_blocks=kv_cache.blocks, block_size=kv_cache.block_size, sizes=sizes, whole_images=whole
             )
 
     @property

@@ -1,8 +1,7 @@
 """`find_pipelining_fault`: a step whose tokens are not yet read, compared at load time with one whose are.
 
-On the thread that starts the engine. Two prompts are computed and one token is sampled for each. Then the
-same decode step is launched twice: with the tokens that are still on the device, and with those that the host
-has read. Both must give the same logits.
+Two prompts are computed and a token sampled for each; the next step is launched twice, with the tokens on the
+device and with those that the host has read. Both must give the same logits.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """`PromptImages`: the pictures of running requests, from file to the embeddings and positions of a step.
 
-`text` is for any thread, all else for the engine thread. What is computed of a picture is shared by requests
-of one salt only, as cached prefixes are.
+`text` is for any thread, all else for the engine thread.
 """
 
 import threading

@@ -1,8 +1,7 @@
 """`StaticDecoder`: decode steps over preallocated tensors, as CUDA graphs need; `DecodeSlots`: its rows.
 
-Created while loading, used by the engine thread. The batch is padded to one of a few sizes and the block
-table to one of a few widths, and all inputs are at fixed addresses, so that a pass can be captured once and
-replayed (`cuda_graphs`). A pass reads nothing from the host and returns nothing to it.
+The batch is padded to one of a few sizes and the block table to one of a few widths, all inputs are at fixed
+addresses, and a pass reads nothing from the host, so that it can be captured and replayed (`cuda_graphs`).
 """
 
 from array import array

@@ -1,11 +1,8 @@
 """`SamplingBatch`: logits `[rows, vocabulary]` to one token id a row with logprobs; state between steps.
 
-Engine thread. A row's token depends only on the row's logits and its `RowSampling`, not on other rows or on
-the state of a random generator.
-
-Order: raw logprobs are computed; logit bias and penalties, then masks, change the logits; temperature divides
-them; top_k, top_p and min_p restrict the candidates; one token is sampled. The host gets the results in one
-transfer.
+A row's token depends only on the row's logits and its `RowSampling`, not on other rows or a generator's
+state. Order: raw logprobs; logit bias and penalties, then masks; temperature; top_k, top_p and min_p restrict
+the candidates; one token is sampled. The host gets the results in one transfer.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,10 +12,7 @@ class TokenSequence:
     """Prompt and output of one request as one growing list of token ids."""
 
     def __init__(
-        self,
-        request: EngineRequest,
-        digests: Sequence[bytes] = (),
-        compiled: CompiledGrammar | None = None,
+        self, request: EngineRequest, digests: Sequence[bytes] = (), compiled: CompiledGrammar | None = None
     ) -> None:
         self.request = request
         self.compiled = compiled

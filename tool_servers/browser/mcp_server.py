@@ -152,6 +152,5 @@ async def _act(
     run = partial(sessions.run, session_name(context), act)
     shown = await anyio.to_thread.run_sync(run, limiter=threads)
     return CallToolResult(
-        content=[TextContent(type="text", text=str(shown))],
-        _meta={URLS_KEY: list(shown.urls[:MAX_URLS])},
+        content=[TextContent(type="text", text=str(shown))], _meta={URLS_KEY: list(shown.urls[:MAX_URLS])}
     )

@@ -1,10 +1,8 @@
 """One sandbox: an untrusted interpreter in bubblewrap that runs one cell of code at a time.
 
-Code in the sandbox sees a read-only system and one writable folder in memory. It has no network, no
-environment variables of the host, no processes but its own, and no user of the host.
-
-Between two cells its processes are stopped. Its memory and number of files, which the kernel cannot limit
-for a sandbox without control groups, are checked while code runs.
+Code sees a read-only system and one writable folder in memory; no network, no variables, processes or users
+of the host. Between two cells its processes are stopped. Its memory and number of files, which the kernel
+cannot limit for a sandbox without control groups, are checked while code runs.
 """
 
 import contextlib
