@@ -6,7 +6,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -267,17 +267,11 @@ class Failed:
 Outbound = Tokens | PromptLogprobs | Finished | Failed
 
 
-class Deliver(Protocol):
-    """Called once a step on the engine thread, and at last by the watchdog if that hangs; must not block."""
-
-    def __call__(self, messages: Sequence[Outbound], /) -> None: ...
-
-
-class OnEngineDeath(Protocol):
-    """Called once, on an engine thread, after its final death and all `Failed`; must not block."""
-
-    def __call__(self, why: str, /) -> None: ...
-
+Deliver = Callable[[Sequence[Outbound]], None]
+"""Called once a step on the engine thread, and at last by the watchdog if that hangs; must not block."""
+OnEngineDeath = Callable[[str], None]
+"""Called once, on an engine thread, with the reason, after its final death and all `Failed`; must not block.
+The owner should end the process, to be restarted. A first death is only counted in `Stats.deaths`."""
 
 RefusalReason = Literal[
     "bad_token", "bad_limit", "bad_sampling", "bad_stop", "bad_beams", "bad_grammar", "bad_adapter",

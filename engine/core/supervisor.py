@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from types import TracebackType
 
 from engine.core.engine_core import EngineCore
 from engine.core.engine_metrics import EngineMetrics
@@ -79,9 +78,7 @@ class Watchdog:
             self._depth += 1
             self._entered_at = monotonic()
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         with self._lock:
             self._depth -= 1
             self._entered_at = monotonic() if self._depth else None

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.request import (
-    CancelReason,
     Failed,
     FailureCode,
     Finished,
@@ -110,7 +109,7 @@ class Generation:
     def next_call(self) -> GenerateCall | None:
         """The next call; None if the request has ended, perhaps by tokens that only one choice allowed."""
         if self._ended is not None:  # the server was lost before it had sent the usage
-            self._finish(self._ended)
+            self.finish(self._ended)
             return None
         self.call_over = False
         self._scoring = bool(self.sequence.pending_prompt_logprobs)
@@ -213,7 +212,7 @@ class Generation:
         """The request ends or goes on. Raises `CallFault` after too many calls without a token."""
         self.call_over = True
         if self._ended is not None:
-            self._finish(self._ended)
+            self.finish(self._ended)
         elif len(self.sequence.tokens) == self._length_at_call and not self._scoring:
             self._barren_calls += 1
             if self._barren_calls > MAX_BARREN_CALLS:
@@ -236,7 +235,7 @@ class Generation:
                 break
         self._emit(begin, chunk.logprobs)
         if self._ended is not None and chunk.finish_reason is None:
-            self._finish(self._ended)  # the server would go on
+            self.finish(self._ended)  # the server would go on
             self.call_over = True
 
     def _check_chunk(self, chunk: AnswerChunk) -> None:
@@ -276,7 +275,7 @@ class Generation:
         self._rejected = False
         self._emit(begin, None)
         if self._ended is not None:
-            self._finish(self._ended)
+            self.finish(self._ended)
 
     def _only_token(self) -> int | None:
         mask = self._current_mask()
@@ -350,10 +349,7 @@ class Generation:
     def fail(self, code: FailureCode, message: str) -> None:
         self._end(Failed(self.sequence.request.request_id, code, message, self.sequence.usage))
 
-    def cancel(self, reason: CancelReason = "cancelled") -> None:
-        self._finish(reason)
-
-    def _finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason = "cancelled") -> None:
         sequence = self.sequence
         self._end(Finished(sequence.request.request_id, reason, sequence.usage))
 

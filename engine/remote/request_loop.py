@@ -208,7 +208,7 @@ class RequestLoop(InboxReader):
         generation = self._generations.get(request_id)
         if generation is None:
             return
-        generation.cancel(reason)
+        generation.finish(reason)
         if (task := self._tasks.get(request_id)) is None:
             self._end(generation)
         else:
@@ -218,7 +218,7 @@ class RequestLoop(InboxReader):
         try:
             await self._generate(generation)
         except asyncio.CancelledError:
-            generation.cancel()
+            generation.finish()
         except Exception as error:
             log.exception("request %s cannot be handled", generation.sequence.request.request_id)
             generation.fail("engine_error", describe(error))

@@ -26,12 +26,8 @@ UNSEEN = -1.0
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
-    return (
-        sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-        or sampling.repetition_penalty != 1
-        or bool(sampling.logit_bias)
-    )
+    counts_tokens = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(counts_tokens or sampling.repetition_penalty != 1 or sampling.logit_bias)
 
 
 class TokenCounts:

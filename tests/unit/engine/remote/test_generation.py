@@ -246,7 +246,7 @@ def test_a_request_whose_output_is_complete_ends_with_what_it_has(compiler: Gram
     generation = begin(make_request("a", PROMPT, max_tokens=12), compiler)
     generation.next_call()
     generation.receive(AnswerChunk(token_ids=tuple(ids_of("say"))))
-    generation.cancel("stop")
+    generation.finish("stop")
     assert text_of(tokens_of(generation)) == "say"
     assert generation.messages[-1] == Finished("a", "stop", generation.sequence.usage)
 
@@ -322,7 +322,7 @@ def test_a_cancelled_request_ends_once(compiler: GrammarCompiler) -> None:
     generation = begin(make_request("a", PROMPT, max_tokens=3), compiler)
     generation.next_call()
     generation.receive(AnswerChunk(token_ids=(5,)))
-    generation.cancel()
+    generation.finish()
     generation.fail("engine_error", "late")
     assert tokens_of(generation) == [5]
     last = generation.messages[-1]
