@@ -55,22 +55,17 @@ class StepResult:
     """One for each of `PendingTokens.partial_prefills`: whether its keys and values are finite."""
 
 
-class PendingTokens(Protocol):
+@dataclass(frozen=True, slots=True)
+class PendingTokens:
     """Sampled tokens of a step, with their transfer to the host under way."""
 
-    @property
-    def sequences(self) -> list[TokenSequence]: ...
-
-    @property
-    def prompt_logprobs(self) -> list[PromptLogprobs]:
-        """Prompt logprobs of this step, already on the host."""
-
-    @property
-    def partial_prefills(self) -> list[TokenSequence]:
-        """The sequences of which this step computed a part of the prompt without sampling a token."""
-
-    def read(self) -> StepResult:
-        """Raises `EngineFault`."""
+    sequences: list[TokenSequence]
+    prompt_logprobs: list[PromptLogprobs]
+    """Of this step, already on the host."""
+    partial_prefills: list[TokenSequence]
+    """The sequences of which this step computed a part of the prompt without sampling a token."""
+    read: Callable[[], StepResult]
+    """Waits for the transfer. Raises `EngineFault`."""
 
 
 class ForwardHandle(Protocol):

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from engine.config import SchedulerLimits
 from engine.core.local_engine import LocalEngine
-from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
+from engine.executor import EngineFault, OutOfMemory, PendingTokens, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import (
     Deliver,
@@ -169,7 +169,7 @@ class _ScriptedExecutor:
         if masks is not None:
             self._apply_masks(sampled, sequences, masks)
         result = StepResult(sampled, [True] * len(partial_prefills))
-        return _ScriptedStep(sequences, partial_prefills, prompt_logprobs, result)
+        return _ScriptedStep(PendingTokens(sequences, prompt_logprobs, partial_prefills, lambda: result))
 
     def scrub(self, blocks: list[int]) -> None: ...
 
@@ -244,18 +244,12 @@ class _ScriptedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _ScriptedStep:
-    """Implements `executor.ForwardHandle` and `executor.PendingTokens`; all is computed."""
+    """Implements `executor.ForwardHandle`; all is computed."""
 
-    sequences: list[TokenSequence]
-    partial_prefills: list[TokenSequence]
-    prompt_logprobs: list[PromptLogprobs]
-    result: StepResult
+    pending: PendingTokens
 
-    def sample(self, _is_live: Callable[[TokenSequence], bool]) -> "_ScriptedStep":
-        return self
-
-    def read(self) -> StepResult:
-        return self.result
+    def sample(self, _is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
+        return self.pending
 
 
 def _has(mask: bytes, token_id: int) -> bool:

@@ -13,7 +13,7 @@ from engine.attention.paged_attention import PagedAttentionBackend
 from engine.attention.selection import candidates, choose_attention
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.device_copies import AsyncToHost, to_device
-from engine.executor import RowFailure, StepResult
+from engine.executor import PendingTokens, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
@@ -51,31 +51,21 @@ class RunningForward:
     """`[n, vocabulary]`: the logits of `prompt_rows`, one after the other."""
     prompt_rows: list[PromptLogitRows]
 
-    def sample(self, is_live: Callable[[TokenSequence], bool]) -> "SampledStep":
+    def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         with translate_errors():
             return self.executor.sample(self, is_live)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledStep:
-    """Implements `executor.PendingTokens`."""
-
-    sequences: list[TokenSequence]
-    pending_sample: PendingSample | None
-    failed: Mapping[int, str]
-    """By row: why no token can be sampled."""
-    prompt_logprobs: list[PromptLogprobs]
-    partial_prefills: list[TokenSequence]
-    finite: AsyncToHost | None
-    """One flag for each of `partial_prefills`; None if there are none."""
-
-    def read(self) -> StepResult:
-        with translate_errors():
-            sampled = [] if self.pending_sample is None else self.pending_sample.read()
-            finite = [] if self.finite is None else self.finite.read()[0].tolist()
-        for row, sentence in self.failed.items():
-            sampled[row] = RowFailure("engine_error", sentence)
-        return StepResult(sampled, finite)
+def _read_step(
+    pending_sample: PendingSample | None, failed: Mapping[int, str], finite: AsyncToHost | None
+) -> StepResult:
+    """`failed` says by row why no token can be sampled; `finite` has a flag for each partial prefill."""
+    with translate_errors():
+        sampled = [] if pending_sample is None else pending_sample.read()
+        flags = [] if finite is None else finite.read()[0].tolist()
+    for row, sentence in failed.items():
+        sampled[row] = RowFailure("engine_error", sentence)
+    return StepResult(sampled, flags)
 
 
 def _make_kv_cache(
@@ -308,7 +298,7 @@ class ModelRunner:
             0, ends.index_select(0, sent[0]), self._device_tokens.token_ids.index_select(0, sent[1])
         )
 
-    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]) -> SampledStep:
+    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         """Samples for the live sequences, all of whose earlier tokens have been read."""
         prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_rows else []
         finite = (
@@ -319,24 +309,16 @@ class ModelRunner:
         if len(rows) < len(sequences):
             sequences = [sequences[row] for row in rows]
             logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
-        if not sequences:
-            return SampledStep([], None, {}, prompt_logprobs, forward.partial_prefills, finite)
-        pending_sample, failed = self._sample(logits, sequences)
-        if self.pipelined:
+        pending_sample, masks = None, None
+        if sequences:
+            batch, masks = self._batches.of(sequences), self._masks.of(sequences)
+            mask = None if masks is None else partial(apply_masks, masks=masks)
+            pending_sample = batch.begin(logits, mask)
+        if self.pipelined and pending_sample is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
             self._device_tokens = DeviceTokens(pending_sample.token_ids, places)
-        return SampledStep(
-            sequences, pending_sample, failed, prompt_logprobs, forward.partial_prefills, finite
-        )
-
-    def _sample(
-        self, logits: Tensor, sequences: list[TokenSequence]
-    ) -> tuple[PendingSample, Mapping[int, str]]:
-        batch = self._batches.of(sequences)
-        masks = self._masks.of(sequences)
-        if masks is None:
-            return batch.begin(logits), {}
-        return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
+        read = partial(_read_step, pending_sample, {} if masks is None else masks.failed, finite)
+        return PendingTokens(sequences, prompt_logprobs, forward.partial_prefills, read)
 
     def _prompt_logprobs(
         self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.executor import PendingTokens, RowFailure
+from engine.executor import ForwardHandle, PendingTokens, RowFailure
 from engine.request import EngineRequest, SamplingParams, describe
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -18,7 +18,7 @@ from engine.scheduling.sequence import TokenSequence
 PROMPT_LENGTHS = (5, 9)
 
 
-class Forward(Protocol):
+class Forward(ForwardHandle, Protocol):
     """A launched step, from `ModelRunner.begin`."""
 
     @property
@@ -26,8 +26,6 @@ class Forward(Protocol):
 
     @property
     def logits(self) -> Tensor: ...
-
-    def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens: ...
 
 
 Begin = Callable[[SchedulerOutput], Forward]
