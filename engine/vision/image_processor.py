@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
@@ -59,21 +59,16 @@ class ProcessedImage:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-class _ImageText(Protocol):
-    """The part of transformers' processors that writes the text for a picture."""
-
-    image_token: str
-
-    def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str: ...
-
-
 class ImageProcessor:
     """Thread-safe: calls do not change it."""
 
     def __init__(
-        self, processor: Any, texts: _ImageText, arguments: Mapping[str, Any], token_id: int, token: str
+        self, processor: Any, texts: Any, arguments: Mapping[str, Any], token_id: int, token: str
     ) -> None:
-        """`token_id` is the token in place of which the model takes a row of a picture, `token` its text."""
+        """`token_id` is the token in place of which the model takes a row of a picture, `token` its text.
+
+        `texts`, a processor of transformers or `_PixtralText`, writes the text for a picture.
+        """
         self._processor = processor
         self._texts = texts
         self._arguments = arguments
