@@ -19,7 +19,6 @@ from engine.request import (
     Deliver,
     EngineRequest,
     Failed,
-    FailureCode,
     Finished,
     FinishReason,
     Outbound,
@@ -241,8 +240,8 @@ class BeamRequests:
                     shared.cached, shared.times = message.usage.cached, message.times
                 if len(shared.tables) == len(shared.steps):
                     return self._advance(shared)
-            case Failed(_, code, message_text):
-                return self._fail(shared, code, message_text)
+            case Failed(_, code, text):
+                return self._end(shared, lambda each, usage: [Failed(each.request_id, code, text, usage)])
         return []
 
     def _advance(self, shared: _SharedSearch) -> list[Outbound]:
@@ -250,7 +249,7 @@ class BeamRequests:
             return self._end_cancelled(shared)
         shared.search.advance([shared.tables[index] for index in range(len(shared.tables))])
         if not shared.search.running:
-            return self._end(shared, lambda request: _final_messages(shared, request))
+            return self._end(shared, lambda request, usage: _final_messages(shared, request, usage))
         try:
             self._begin_step(shared)
         except RequestRefused:  # the engine is closed: the step's places are reserved and its ids are new
@@ -276,24 +275,20 @@ class BeamRequests:
             self._forget_steps(shared)
             raise
 
-    def _fail(self, shared: _SharedSearch, code: FailureCode, message_text: str) -> list[Outbound]:
-        return self._end(
-            shared, lambda request: [Failed(request.request_id, code, message_text, _usage(shared, request))]
-        )
-
     def _end_cancelled(self, shared: _SharedSearch) -> list[Outbound]:
-        return self._end(
-            shared, lambda request: [Finished(request.request_id, "cancelled", _usage(shared, request))]
-        )
+        return self._end(shared, lambda each, usage: [Finished(each.request_id, "cancelled", usage)])
 
-    def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
+    def _end(
+        self, shared: _SharedSearch, last: Callable[[EngineRequest, TokenUsage], list[Outbound]]
+    ) -> list[Outbound]:
         """Removes the search and frees its places; returns the last messages of all its requests."""
         self._forget_steps(shared)
         # Of a cancelled search, an equal request that came later has the entry.
         if self._searches.get(shared.request) is shared:
             del self._searches[shared.request]
         self._registry.release(shared.request.fairness_key, shared.search.width, shared.steps)
-        return [message for request in shared.waiting.values() for message in last(request)]
+        requests = shared.waiting.values()
+        return [message for each in requests for message in last(each, _usage(shared, each))]
 
     def _forget_steps(self, shared: _SharedSearch) -> None:
         for step in shared.steps:
@@ -347,23 +342,23 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
     )
 
 
-def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbound]:
+def _final_messages(shared: _SharedSearch, request: EngineRequest, usage: TokenUsage) -> list[Outbound]:
     """The messages with the result of the request's rank, without its earlier output."""
     assert request.beams is not None
     best = shared.search.best
     if request.beams.rank >= len(best):
-        message_text = f"The search found {len(best)} outputs, not {request.beams.width}."
-        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+        text = f"The search found {len(best)} outputs, not {request.beams.width}."
+        return [Failed(request.request_id, "engine_error", text, usage)]
     beam, offset = best[request.beams.rank], request.output_offset
     if beam.token_ids[:offset] != request.prompt[len(request.prompt) - offset :]:
-        message_text = "The search came to another output than before."
-        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+        text = "The search came to another output than before."
+        return [Failed(request.request_id, "engine_error", text, usage)]
     outbound: list[Outbound] = []
     if rest := beam.token_ids[offset:]:
         logprobs = None if request.logprobs is None else beam.logprobs[offset:]
         outbound.append(Tokens(request.request_id, rest, logprobs))
-    usage = replace(_usage(shared, request), output=len(rest))
     reason: FinishReason = "stop" if beam.ended else "length"
+    usage = replace(usage, output=len(rest))
     return [*outbound, Finished(request.request_id, reason, usage, times=shared.times)]
 
 
