@@ -77,13 +77,13 @@ class StepSeconds(NamedTuple):
 class Stats:
     """A snapshot of the engine. Counters run from process start, through restarts of the engine thread."""
 
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    steps: int
-    tokens: int
     alive: bool
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    steps: int = 0
+    tokens: int = 0
     max_running: int = 0
     computed_tokens: int = 0
     """Prompt and output tokens that went through the model, recomputation after preemption included."""

@@ -28,15 +28,7 @@ class EngineMetrics:
         self.counters = SchedulerCounters()
         self.requests = RequestMetrics(context_length)
         self.stats = Stats(
-            running=0,
-            waiting=0,
-            kv_blocks_used=0,
-            kv_blocks_total=kv_blocks,
-            block_size=block_size,
-            steps=0,
-            tokens=0,
-            alive=True,
-            max_running=max_running,
+            kv_blocks_total=kv_blocks, block_size=block_size, alive=True, max_running=max_running
         )
         self._steps = 0
         self._tokens = 0

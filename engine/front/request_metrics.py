@@ -94,9 +94,7 @@ class RequestMetrics:
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
-        """Counts `count` tokens of one request, which share the time since the last: `tokens` for an engine
-        without steps of its own.
-        """
+        """As `tokens`, without steps: counts tokens of a request, which share the time since its last."""
         if sequence.last_token_at is not None:
             self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
         else:

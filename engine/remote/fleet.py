@@ -179,9 +179,7 @@ class Fleet:
             await asyncio.gather(*(self._end_calls(server, call_ids, request) for server in servers))
 
     async def _end_calls(self, server: EngineServer, call_ids: Sequence[str], request: HttpRequest) -> None:
-        """Tries twice, since the first try may be on an idle connection that the network has lost; then it is
-        left to the next probe.
-        """
+        """Tries twice: the first may be on a lost idle connection. Then it is left to the next probe."""
         for _ in range(2):
             with suppress(CallFault, TimeoutError):
                 async with asyncio.timeout(ABORT_SECONDS / 2):

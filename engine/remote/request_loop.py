@@ -109,10 +109,6 @@ class RemoteMetrics:
         return Stats(
             running=running,
             max_running=max_running,
-            waiting=0,
-            kv_blocks_used=0,
-            kv_blocks_total=0,
-            steps=0,
             tokens=self._tokens,
             alive=alive,
             requests=self.requests.stats,
