@@ -29,8 +29,7 @@ from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
 from engine.request import ModelInfo, describe
-from engine.vision.image_encoder import check_encoder
-from engine.vision.image_processor import ImageProcessor
+from engine.vision import ImageProcessor, check_encoder
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)

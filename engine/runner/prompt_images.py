@@ -20,8 +20,15 @@ from engine.runner.input_builder import ForwardInputs, TwoWayImages
 from engine.runner.torch_errors import translate_errors
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from engine.vision.image_encoder import EncodedImage, ImageEncoder, RopePositions
-from engine.vision.image_processor import BadImage, ImageLayout, ImageProcessor, ProcessedImage
+from engine.vision import (
+    BadImage,
+    EncodedImage,
+    ImageEncoder,
+    ImageLayout,
+    ImageProcessor,
+    ProcessedImage,
+    RopePositions,
+)
 
 Value = TypeVar("Value")
 
