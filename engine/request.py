@@ -150,7 +150,7 @@ class EngineRequest:
     stop_ids: frozenset[int] = frozenset()
     """Generation ends with the first of these; it is delivered as the last token."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Further end tokens, with `ignore_eos` too; grammars allow them as any. At most `MAX_STOP_TOKENS`."""
+    """Further end tokens, with `ignore_eos` too; ordinary ones to a grammar. At most `MAX_STOP_TOKENS`."""
     adapter: str = ""
     """Of `ModelInfo.adapters`; empty is the base model."""
     cache_salt: str = ""

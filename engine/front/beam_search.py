@@ -133,7 +133,6 @@ class _SharedSearch:
     chains: list[list[bytes]]
     """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
-    """By id."""
     steps: dict[str, int] = field(default_factory=dict)
     """By id of this step's one-token requests: the index of the beam."""
     tables: dict[int, TokenLogprobs] = field(default_factory=dict)

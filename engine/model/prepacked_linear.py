@@ -1,4 +1,4 @@
-"""`PrepackedLinear`: linear layers whose weights oneDNN packs once, not in every call, as on a CPU."""
+"""`PrepackedLinear`: linear layers on a CPU whose weights oneDNN packs once, and not in every call."""
 
 import torch
 from torch import Tensor, nn

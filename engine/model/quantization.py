@@ -33,7 +33,7 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 
 
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
-    """To try in order. MXFP4 (gpt-oss) is dequantized unless a GPU computes with it; a fallback there."""
+    """To be tried in order. MXFP4 (gpt-oss) is dequantized without a GPU that computes with it, else last."""
     if quantization_method(hf_config) != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}

@@ -112,7 +112,7 @@ class AnswerReader(asyncio.Protocol):
         receive: Callable[[AnswerChunk], bool],
         silence: SilenceTimeout,
     ) -> None:
-        """What `receive`, which returns whether more is wanted, and `read_event` raise ends the reading."""
+        """`receive` returns whether more is wanted; errors of it and of `read_event` end the reading."""
         self.paused = False
         """While set, nothing is read, so that TCP slows the server down; then `take` has to be called."""
         self._response = response

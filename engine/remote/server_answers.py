@@ -16,7 +16,7 @@ PROBED_TOKENS = 64
 """Token ids whose text is compared with the folder's, evenly over the vocabulary."""
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for an answer that is not of its type."""
+"""Errors of msgspec for an answer that is not of its type."""
 
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ class ServerError(msgspec.Struct):
 
 
 def not_understood(error: Exception) -> CallFault:
-    """The fault of an answer to a call that is not what the server should send."""
+    """The fault of an answer to a call that no such server would send."""
     return CallFault("failed", f"its answer is not understood: {one_line(str(error))}")
 
 

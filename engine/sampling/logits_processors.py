@@ -85,7 +85,7 @@ class PenaltyTable:
         self._numbers = np.empty((2, 0, 0), np.float32)
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Applies biases, then penalties, in place; `logits` are contiguous. For `restore_logits`."""
+        """Applies biases, then penalties, in place, to contiguous logits; for `restore_logits`, if any."""
         width = max(map(len, self._counts))
         if width == 0:
             return None
