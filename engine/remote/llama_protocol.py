@@ -43,9 +43,8 @@ from engine.remote.server_answers import (
     decode_probe,
     likeliest,
     not_understood,
-    refuse_other_text,
     status_fault,
-    text_digest,
+    vocabulary_digest,
 )
 from engine.request import MAX_ALLOWED_TOKENS, SamplingParams, TokenLogprobs, one_line
 
@@ -374,5 +373,4 @@ async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) 
     asked = token_ids or list(range(min(size, PROBED_TOKENS)))
     request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
     text = (await _ask(fetch, request, _Text)).content
-    refuse_other_text(text, token_ids, expected)
-    return text_digest(f"{size}:{text}")
+    return vocabulary_digest(text, token_ids, expected, f"{size}:")

@@ -84,12 +84,11 @@ def comparable_tokens(expected: ExpectedModel) -> list[int]:
     return plain[:: max(1, len(plain) // PROBED_TOKENS)]
 
 
-def refuse_other_text(text: str, token_ids: Sequence[int], expected: ExpectedModel) -> None:
-    """Raises `EngineMismatch` if a server's text of `comparable_tokens` is not the folder's."""
+def vocabulary_digest(text: str, token_ids: Sequence[int], expected: ExpectedModel, size: str = "") -> str:
+    """`EngineDescription.vocabulary`, by a server's text of `comparable_tokens`, and perhaps its size.
+
+    Raises `EngineMismatch` if the text is not the folder's.
+    """
     if token_ids and text.strip() != b"".join(expected.tokens[index] for index in token_ids).decode().strip():
         raise EngineMismatch("its vocabulary is not that of the model's folder")
-
-
-def text_digest(text: str) -> str:
-    """`EngineDescription.vocabulary`, of a text that stands for the vocabulary."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{size}{text}".encode(errors="surrogatepass")).hexdigest()
