@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tool_servers import seccomp
-from tool_servers.runner import processes
 from tool_servers.seccomp import ARCHITECTURES
 
 MB = 1024 * 1024
@@ -40,6 +39,8 @@ _ENVIRONMENT = {
 }
 _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ROUNDS = 20
 _CHECK_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
 """Seconds from interrupting code to killing its sandbox."""
@@ -111,10 +112,10 @@ class Sandbox:
         """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
-        processes.resume(self._process.pid)
+        resume_below(self._process.pid)
         ended = self._exchange(json.dumps(request).encode("ascii") + b"\n", printed)
         if ended is None:
-            processes.stop(self._process.pid)
+            stop_below(self._process.pid)
         else:
             self.close()
         return RunResult(printed.text(), ended)
@@ -163,8 +164,8 @@ class Sandbox:
 
     def _excess(self) -> str | None:
         """The exceeded limit as a sentence; None if there is none."""
-        members = processes.process_tree(self._process.pid)
-        if processes.memory_of(members, self._limits.memory) > self._limits.memory:
+        members = process_tree(self._process.pid)
+        if memory_of(members, self._limits.memory) > self._limits.memory:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):
             for folder in (HOME, "/dev/shm"):  # noqa: S108
@@ -274,6 +275,66 @@ def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Pop
         group=who,
         extra_groups=[] if who is not None else None,
     )
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its descendants, oldest first.
+
+    An orphan in a sandbox becomes a child of the sandbox's first process, so none is missed.
+    """
+    tree = [pid]
+    for member in tree:  # which grows meanwhile
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{member}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{member}/task/{thread}/children") as children:
+                    tree += [int(child) for child in children.read().split()]
+    return tree
+
+
+def memory_of(pids: list[int], limit: int) -> int:
+    """Bytes of memory of these processes. Near the limit shared pages are counted once, which is slow."""
+    resident = sum(_resident_memory(pid) for pid in pids)
+    return resident if resident <= limit else sum(_proportional_memory(pid) for pid in pids)
+
+
+def stop_below(pid: int) -> None:
+    """Stops all descendants of the process, including those that are created meanwhile."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = set(process_tree(pid)[1:]) - stopped
+        if not fresh:
+            return
+        _signal(fresh, signal.SIGSTOP)
+        stopped |= fresh
+
+
+def resume_below(pid: int) -> None:
+    _signal(set(process_tree(pid)[1:]), signal.SIGCONT)
+
+
+def _signal(pids: set[int], which: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, which)
+
+
+def _resident_memory(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * _PAGE
+    return 0
+
+
+def _proportional_memory(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            for line in rollup:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        pass
+    return _resident_memory(pid)
 
 
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
