@@ -124,21 +124,30 @@ def _load_and_probe(
     device: torch.device,
     progress: Callable[[str], None],
 ) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
-    options, *others = load_options(hf_config, device)
-    while True:
+    *others, last = load_options(hf_config, device)  # a function each, so that no two are in memory
+    for options in others:
         try:
-            network = _read_weights(config, hf_config, dtype, options)
-            if "device_map" not in options:
-                network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
-            if device.type == "cpu":
-                prepack_weights(network)
-            progress("checking that every layer attends as it should")
-            return network, _probe(network, device)
+            return _load_with(config, hf_config, dtype, device, options, progress)
         except ModelRefused as error:
-            if not others:
-                raise
             log.warning("the weights are read in another way, because in the first: %s", error)
-            options = others.pop(0)
+    return _load_with(config, hf_config, dtype, device, last, progress)
+
+
+def _load_with(
+    config: EngineConfig,
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
+    network = _read_weights(config, hf_config, dtype, options)
+    if "device_map" not in options:
+        network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
+    if device.type == "cpu":
+        prepack_weights(network)
+    progress("checking that every layer attends as it should")
+    return network, _probe(network, device)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
