@@ -168,8 +168,8 @@ class Supervisor:
         fault = EngineFault(self._hang_message)
         if self.core.delivering:
             # The deliver callback itself hangs, so that calling it with failures may block: notify first.
-            self._notify_owner(fault)
             self._mark_ended()
+            self._notify_owner(fault)
             self._handle_death(fault, owner_notified=True)
         else:
             self._handle_death(fault)
