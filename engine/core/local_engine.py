@@ -1,8 +1,4 @@
-"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model.
-
-Steps run on the engine thread (`core.engine_core`). torch is imported by `load` only, so that the scripted
-engine, the same class with another executor, starts without it.
-"""
+"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model, and torch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +66,7 @@ class LocalEngine(EngineFront):
         self._executor.close()
 
     def _wake(self) -> None:
-        """The thread waits for messages in its inbox."""
+        """It waits for messages."""
 
 
 def load(
@@ -79,10 +75,7 @@ def load(
     progress: Callable[[str], None] = lambda _line: None,
     on_dead: OnEngineDeath = lambda _why: None,
 ) -> LocalEngine:
-    """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts the engine.
-
-    Raises `config.ModelRefused` for a model that is not supported or cannot be loaded.
-    """
+    """Loads the model (`progress` gets a line for each stage), starts the engine. Raises `ModelRefused`."""
     from engine.runner.model_runner import ModelRunner  # imports torch
 
     executor, limits = ModelRunner.load(config, progress)

@@ -35,10 +35,7 @@ class EngineFront(ABC):
         grammars: GrammarCompiler | None,
         cache_tokens: int | None = None,
     ) -> None:
-        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer.
-
-        `cache_tokens` is the number of tokens that the KV cache can hold; None if it is not known here.
-        """
+        """The thread delivers to `_beam_requests.deliver`. `cache_tokens`: of the KV cache, if known."""
         self._cache_tokens = cache_tokens
         self.model_info = model_info
         self._registry = registry
@@ -49,10 +46,7 @@ class EngineFront(ABC):
         )
 
     def check(self, request: EngineRequest) -> CheckedRequest:
-        """The request for `submit`. Raises `RequestRefused` if it could never run.
-
-        Any thread but the engine's; compiles a new grammar.
-        """
+        """Any thread but the engine's; compiles a new grammar."""
         refuse_bad_request(request, self.model_info)
         self._refuse_unsupported(request)
         refuse_bad_images(request, self.model_info, self.image_text)
@@ -66,19 +60,16 @@ class EngineFront(ABC):
             raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
-        """Implements `request.Engine.image_text`."""
         return self._image_text(data, hashlib.sha256(data).digest(), cache_salt)
 
     @abstractmethod
     def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
-        """`image_text` with the SHA-256 of `data`."""
+        """`digest` is the SHA-256 of `data`."""
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
-        """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
+        """Hashes the prompt's blocks on the calling thread.
 
-        Any thread; hashes the prompt's blocks on that thread.
-        `overloaded` if as many requests are unfinished as may run and wait, `share_full` if as many of this
-        fairness key are as may be.
+        `overloaded` if no more requests may run and wait, `share_full` if no more of this fairness key may.
         """
         checked = request if isinstance(request, CheckedRequest) else self.check(request)
         request = checked.request
@@ -89,7 +80,6 @@ class EngineFront(ABC):
         self._accept(request, self._digests(request), checked.grammar)
 
     def _digests(self, request: EngineRequest) -> list[bytes]:
-        """The digests of the prompt's full blocks."""
         chain: list[bytes] = []
         blocks = len(request.prompt) // self._block_size
         try:
@@ -110,7 +100,6 @@ class EngineFront(ABC):
         self._wake()
 
     def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
-        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
         if not self._beam_requests.cancel(request_id):
             self._cancel(request_id, reason)
 
@@ -118,12 +107,10 @@ class EngineFront(ABC):
         self._send(Cancel(request_id, reason))
 
     def set_paused(self, paused: bool) -> None:
-        """While paused, no step begins and no server is read from. Idempotent; any thread."""
         self._registry.paused = paused
         self._send(PauseChanged())
 
     def stats(self) -> Stats:
-        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
         snapshot = self._snapshot()
         waiting = max(0, len(self._registry) - snapshot.running)
         return replace(snapshot, waiting=waiting, paused=self._registry.paused)
@@ -133,11 +120,7 @@ class EngineFront(ABC):
         """The thread's own figures, without `waiting` and `paused`."""
 
     def close(self, *, drain: bool) -> None:
-        """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.
-
-        Idempotent; a call without `drain` ends a drain in progress. Returns when the thread has ended, unless
-        called on that thread by `deliver`.
-        """
+        """Returns when the thread has ended, unless called on it. Without `drain` it ends a drain, too."""
         self._registry.close("The engine is closed.")
         self._send(Close(drain))
         self._wait_until_ended()

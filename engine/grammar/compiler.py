@@ -1,7 +1,4 @@
-"""`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
-
-A grammar that is not cached is compiled in a bounded process first; see `compile_process`.
-"""
+"""`GrammarCompiler`: compiles grammars in a few threads, after `compile_process`, and caches them."""
 
 import hashlib
 import logging
@@ -54,7 +51,6 @@ class CompiledGrammar:
         self.digest = digest
         """SHA-256 of the grammar and the fairness key; the key of the cache."""
         self.source = source
-        """Llguidance's Lark source."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
@@ -69,11 +65,9 @@ class CompiledGrammar:
         return self._base_bytes + int(min(self._growth_bytes, MAX_STATES * 2048))
 
     def begin(self) -> Any:
-        """A matcher at the beginning of the grammar."""
         return self._start.deep_copy()
 
     def record_mask_time(self, seconds: float) -> None:
-        """Adds to the growth estimate."""
         self._growth_bytes += seconds * BYTES_PER_SECOND
 
     @property
@@ -83,10 +77,7 @@ class CompiledGrammar:
 
 
 def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
-
-    Any thread. Waits for the compile unless the grammar is cached for this fairness key.
-    """
+    """The request's compiled grammar, or its fallback's; may wait for it. Raises `RequestRefused`."""
     grammar = request.grammar
     if grammar is None:
         return None
@@ -147,15 +138,11 @@ class GrammarCompiler:
 
     @property
     def size(self) -> int:
-        """Estimated bytes of the cache."""
         with self._lock:
             return sum(map(_size, self._futures.values()))
 
     def compiled(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """The grammar from the cache, or compiled; waits for the compile. Raises `RequestRefused`.
-
-        Must not be called on the engine thread.
-        """
+        """The grammar, cached or compiled here. Raises `RequestRefused`. Not for the engine thread."""
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self.load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts
@@ -281,7 +268,6 @@ class GrammarCompiler:
             compiled.successor = self._compiled(compiled.source, compiled.digest, compiled.grammar)
 
     def _evict(self) -> None:
-        """Evicts least recently used grammars until the cache fits into `cache_bytes`."""
         with self._lock:
             sizes = {digest: _size(future) for digest, future in self._futures.items()}
             total = sum(sizes.values())

@@ -26,19 +26,12 @@ UNSEEN = -1.0
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
-    return (
-        sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-        or sampling.repetition_penalty != 1
-        or bool(sampling.logit_bias)
-    )
+    counts_tokens = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(counts_tokens or sampling.repetition_penalty != 1 or sampling.logit_bias)
 
 
 class TokenCounts:
-    """The ids whose logits a request changes, with their count in the output and their bias.
-
-    A count of 0 is a token of the prompt only, which the repetition penalty concerns.
-    """
+    """The ids whose logits a request changes, with output count (0: prompt only, `UNSEEN`) and bias."""
 
     def __init__(self, request: EngineRequest) -> None:
         sampling = request.sampling
@@ -75,10 +68,7 @@ class TokenCounts:
 
 
 class PenaltyTable:
-    """Biases and penalties of a batch as arrays `[rows, columns]`, one column per concerned token.
-
-    Unused columns repeat the row's first token, so that writing them changes nothing.
-    """
+    """Biases and penalties as `[rows, columns]`, by concerned token; unused columns repeat the first."""
 
     def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
         """`rows` are the batch rows of `counts`, whose changes are picked up in each step."""
@@ -93,13 +83,9 @@ class PenaltyTable:
         """Number of entries of each row's `changed` that are in the table."""
         self._cells = np.empty((0, 0), np.int64)
         self._numbers = np.empty((2, 0, 0), np.float32)
-        """Counts and biases."""
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
-
-        Returns the argument for `restore_logits`, or None if nothing was changed.
-        """
+        """Applies biases, then penalties, in place, to contiguous logits; for `restore_logits`, if any."""
         width = max(map(len, self._counts))
         if width == 0:
             return None
@@ -136,7 +122,6 @@ class PenaltyTable:
                 self._numbers[:, line, :size] = own.counts, own.biases
 
     def _update(self, vocab_size: int) -> None:
-        """Writes newly counted tokens."""
         for line, own in enumerate(self._counts):
             num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
             for index in own.changed[num_synced:]:
@@ -149,16 +134,12 @@ class PenaltyTable:
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
-    """Restores the logits that `PenaltyTable.apply` changed."""
     cells, before = change
     logits.view(-1)[cells] = before
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
-    """Sets the logits of these tokens to -inf, in place; `token_ids` has one set per entry of `rows`.
-
-    `logits` must be contiguous.
-    """
+    """Sets logits to -inf, in place, in contiguous `logits`; `token_ids` has a set for each of `rows`."""
     size = logits.shape[1]
     cells = [row * size + token_id for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
     logits.view(-1).index_fill_(0, to_device(cells, torch.long, logits.device), -inf)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.remote import answer_reader, discovery, http_client
+from engine.remote import discovery, http_client
 from server.configuration.settings import settings
 from server.console import console_request, item_view, routes, session_cookie, sql_reader, timeline
 from server.console.pages import compare, run_again
@@ -133,7 +133,7 @@ def _outside() -> Mapping[str, Rows]:
             "URLs; characters of one; their file": f"{discovery.MAX_URLS}; {discovery.MAX_URL:,}; "
             f"{size(discovery.MAX_FILE_BYTES)}",
             "sent without a token; tokens of one event; answer to a probe": (
-                f"{size(answer_reader.EVENT_BYTES)}; {answer_reader.TOKENS_PER_CHUNK:,}; "
+                f"{size(http_client.EVENT_BYTES)}; {http_client.TOKENS_PER_CHUNK:,}; "
                 f"{size(http_client.PROBE_BYTES)}"
             ),
             "silence to a call that has begun, or to all calls of a server": default("hang_seconds", "s"),

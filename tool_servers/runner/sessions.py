@@ -18,8 +18,6 @@ PIECES_PER_SANDBOX = 4
 
 
 class CodeSandbox(Protocol):
-    """The part of Sandbox that sessions use."""
-
     def run(self, piece: str | ShellCommand) -> RunResult: ...
 
     def close(self) -> None: ...
@@ -39,7 +37,7 @@ class _Session:
 
 
 class SandboxSessions:
-    """The sandboxes by session name. Thread-safe."""
+    """By session name. Thread-safe."""
 
     def __init__(
         self, start: Callable[[], CodeSandbox], most: int, idle_seconds: float, share: int | None = None
@@ -80,12 +78,11 @@ class SandboxSessions:
         """Closes the sandboxes that were idle for `idle_seconds`."""
         old = time.monotonic() - self._idle_seconds
         with self._lock:
-            idle = [key for key, session in self._sessions.items() if self._is_idle(session, old)]
+            idle = [k for k, each in self._sessions.items() if each.waiting == 0 and each.used_at < old]
             ended = [self._sessions.pop(key) for key in idle]
         _close(ended)
 
     def close(self) -> None:
-        """Closes all idle sandboxes."""
         with self._lock:
             ended = [session for session in self._sessions.values() if session.waiting == 0]
             self._sessions.clear()
@@ -138,18 +135,12 @@ class SandboxSessions:
         others = [key for key in idle if self._sessions[key].tenant != tenant]
         most = max((counts[self._sessions[key].tenant] for key in others), default=0)
         if own and (counts[tenant] >= self._share or counts[tenant] + 1 > most):
-            return min(own, key=self._used_at)
-        if not others or counts[tenant] >= self._share:
+            candidates = own
+        elif not others or counts[tenant] >= self._share:
             raise Busy
-        largest = [key for key in others if counts[self._sessions[key].tenant] == most]
-        return min(largest, key=self._used_at)
-
-    def _used_at(self, key: str | object) -> float:
-        return self._sessions[key].used_at
-
-    @staticmethod
-    def _is_idle(session: _Session, since: float) -> bool:
-        return session.waiting == 0 and session.used_at < since
+        else:
+            candidates = [key for key in others if counts[self._sessions[key].tenant] == most]
+        return min(candidates, key=lambda key: self._sessions[key].used_at)
 
 
 def _close(sessions: list[_Session]) -> None:

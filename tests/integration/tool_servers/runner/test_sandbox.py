@@ -10,9 +10,15 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
-from tool_servers.runner import processes
-from tool_servers.runner.bubblewrap import MB, SandboxLimits
-from tool_servers.runner.sandbox import RunResult, Sandbox, ShellCommand, find_python
+from tool_servers.runner.sandbox import (
+    MB,
+    RunResult,
+    Sandbox,
+    SandboxLimits,
+    ShellCommand,
+    find_python,
+    process_tree,
+)
 
 LIMITS = SandboxLimits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
 
@@ -49,7 +55,7 @@ def session() -> Iterator[Session]:
 
 
 def _family(sandbox: Sandbox) -> list[int]:
-    return processes.process_tree(sandbox._process.pid)
+    return process_tree(sandbox._process.pid)
 
 
 def _is_gone(pid: int) -> bool:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
+from engine.attention.flash_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.attention.paged_attention import LayerAttentionSpec, LayerCall
 from engine.attention.selection import AttentionChoice, Candidate, choose_attention
-from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.kv_cache import KVCache, LayerShape
 from engine.request import Failed
 from engine.runner.input_builder import PagedInputBuilder

@@ -51,7 +51,7 @@ def searched(prompt: list[int], stops: frozenset[int] = frozenset()) -> list[tup
         texts = torch.tensor([[*prompt, *beam.token_ids] for beam in beams.running])
         with torch.no_grad():
             rows = network(texts).logits[:, -1].log_softmax(-1)
-        found = [row.topk(beams.candidates_per_beam) for row in rows]
+        found = [row.topk(2 * beams.width) for row in rows]
         pairs = [tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for top in found]
         beams.advance([TokenLogprobs(top[0][1], top) for top in pairs])
     return [beam.token_ids for beam in beams.best]

@@ -104,7 +104,7 @@ def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
                 return await super().fetch(url, request)
 
         fleet = make_fleet(Counting())
-        fleet._router._jitter = lambda: 0.0
+        fleet.router._jitter = lambda: 0.0
         running = asyncio.create_task(fleet.run())
         async with asyncio.timeout(5):
             await enough.wait()
@@ -117,9 +117,9 @@ def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
 def test_the_first_server_may_be_gone_when_it_has_described_the_model() -> None:
     fleet = make_fleet(Client())
     fleet._set_urls(["http://one"])
-    (server,) = fleet._router.needs_probe(0)
+    (server,) = fleet.router.needs_probe(0)
     description = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
-    fleet._router.probed(server, description, None, 0)
+    fleet.router.probed(server, description, None, 0)
     fleet._first.set()
     fleet._set_urls(["http://other"])
     assert fleet.wait_for_first(1, lambda _line: None) is description
@@ -136,8 +136,8 @@ def fleet_of_one(outage_seconds: float = 300.0) -> tuple[Fleet, EngineServer]:
         cast("Any", None),
     )
     fleet._set_urls(["http://one"])
-    (server,) = fleet._router.needs_probe(0)
-    fleet._router.probed(server, DESCRIPTION, None, 0)
+    (server,) = fleet.router.needs_probe(0)
+    fleet.router.probed(server, DESCRIPTION, None, 0)
     return fleet, server
 
 
@@ -212,7 +212,7 @@ def test_a_server_that_does_not_say_its_load_in_time_is_used() -> None:
         client = Client()
         fleet = Fleet(RemoteConfig(urls="http://one"), Protocol(), cast("Any", client), cast("Any", None))
         fleet._set_urls(["http://one"])
-        (server,) = fleet._router.needs_probe(0)
+        (server,) = fleet.router.needs_probe(0)
         await fleet._probe(server)
         assert (server.state, server.others) == ("up", 0)
 

@@ -9,12 +9,11 @@ import pytest
 from engine.front.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.remote import request_loop
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineDescription, GenerateCall
-from engine.remote.generation import LocalMasks
 from engine.remote.request_loop import DELIVERY_SECONDS, RemoteMetrics, RequestLoop
 from engine.remote.router import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE
 
@@ -54,7 +53,7 @@ def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any
         cast("Any", server),
         cast("Any", server),
         VllmProtocol.features,
-        LocalMasks(GrammarMatchers(None), SamplingRules(SIZE)),
+        TokenMasks(None, SIZE),
         SIZE,
         4,
         deliver,

@@ -14,8 +14,7 @@ from engine.remote.fleet import RemoteConfig
 from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import read_model_folder
 from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine, ServerImages
-from engine.remote.vllm_images import RENDER
-from engine.remote.vllm_protocol import VllmProtocol
+from engine.remote.vllm_protocol import RENDER, VllmProtocol
 from engine.request import RefusalReason, RequestRefused
 from tests.support.engines import Listener
 

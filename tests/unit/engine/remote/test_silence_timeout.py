@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine.remote import silence_timeout
+from engine.remote import http_client
 from engine.remote.engine_protocol import CallFault
+from engine.remote.http_client import SilenceTimeout
 from engine.remote.router import EngineServer
-from engine.remote.silence_timeout import SilenceTimeout
 
 SILENCE = 300.0
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(silence_timeout, "monotonic", clock)
+    monkeypatch.setattr(http_client, "monotonic", clock)
     return clock
 
 

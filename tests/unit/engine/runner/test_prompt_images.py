@@ -13,7 +13,7 @@ from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
 from engine.runner import prompt_images
 from engine.runner.input_builder import PagedInputBuilder
-from engine.vision.image_encoder import EncodedImage
+from engine.vision import EncodedImage
 from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 from tests.support.rounds import faults_only
