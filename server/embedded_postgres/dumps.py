@@ -129,12 +129,12 @@ def is_of_holdfast(url: str) -> bool:
     return _count(url, _OURS) > 0
 
 
-def is_in_use(url: str) -> bool:
-    """Whether others are connected to the database, and stay for seconds.
+def is_in_use(url: str, *, closing_s: float = _CLOSING_S) -> bool:
+    """Whether others are connected to the database, and stay for `closing_s`.
 
     Postgres lists a closed session, such as one of this process, until its backend has noticed.
     """
-    until = time.monotonic() + _CLOSING_S
+    until = time.monotonic() + closing_s
     with _session(url) as connection:
         while connection.execute(_OTHER_SESSIONS).fetchone() != (0,):
             if time.monotonic() > until:

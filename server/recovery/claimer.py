@@ -158,6 +158,7 @@ class Claimer:
         generates: bool = True,
         on_left_over: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         """A response is given up after `max_deaths` replicas died while they ran it.
 
@@ -173,6 +174,7 @@ class Claimer:
         self._max_deaths = max_deaths
         self._generates = generates
         self._on_left_over = on_left_over
+        self._poll_seconds = poll_seconds
         self._unserved_queue = UnservedQueue(database)
         self._has_queued = True
         self._has_ends = True
@@ -219,7 +221,7 @@ class Claimer:
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(POLL_SECONDS) or self._pauses.is_on(monotonic()):
+        if self.thread.wait(self._poll_seconds) or self._pauses.is_on(monotonic()):
             return
         self._polls += 1
         queued, self._has_queued = self._has_queued, False

@@ -203,13 +203,13 @@ _PAGE_TIME = text(
 
 
 def responses(
-    connection: Connection, tenant: str, scope: Scope, grace_seconds: float
+    connection: Connection, tenant: str, scope: Scope, grace_seconds: float, page: int = PAGE
 ) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
     highest, left = _HIGHEST, scope.limit
     lowest = _lowest(scope.since)
     while left is None or left > 0:
-        size = PAGE if left is None else min(left, PAGE)
+        size = page if left is None else min(left, page)
         parameters = {
             "tenant": tenant,
             "highest": highest,

@@ -88,25 +88,27 @@ class RemovedImages(NamedTuple):
     """Whether another batch may find more."""
 
 
-def remove_unused(connection: Connection) -> RemovedImages:
+def remove_unused(
+    connection: Connection, *, max_uses: int = MAX_BATCH_USES, max_bytes: int = MAX_BATCH_BYTES
+) -> RemovedImages:
     """Deletes pictures whose last use was marked as removed, in the caller's transaction; one batch.
 
     Uses are deleted with the picture's row locked. So of several removals the one that deletes the last use
     sees that, and a use that is inserted meanwhile either waits or is seen.
     """
-    claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": MAX_BATCH_USES})]
+    claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": max_uses})]
     if not claimed:
         return RemovedImages(0, False)
     named = _ImageKeys({(use.tenant, use.digest) for use in claimed})
     locked = _ImageKeys((row[0], row[1]) for row in connection.execute(_LOCK, named.arrays()))
-    unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked.arrays()).all())
+    unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked.arrays()).all(), max_bytes)
     used = {(row[0], row[1]) for row in connection.execute(_STILL_USED, locked.arrays())}
     done = [use for use in claimed if (use.tenant, use.digest) in used | set(unused)]
     if not done:
         return RemovedImages(0, False)
     connection.execute(_DELETE_USES, _use_arrays(done))
     deleted = connection.execute(_DELETE_IMAGES, unused.arrays()).scalar_one() if unused else 0
-    return RemovedImages(deleted, len(claimed) == MAX_BATCH_USES or len(done) < len(claimed) or deleted > 0)
+    return RemovedImages(deleted, len(claimed) == max_uses or len(done) < len(claimed) or deleted > 0)
 
 
 def _use_arrays(uses: Sequence[UseKey]) -> dict[str, list[Any]]:
@@ -124,13 +126,13 @@ class _ImageKeys(list[tuple[str, bytes]]):
         return {"tenants": [tenant for tenant, _ in self], "digests": [digest for _, digest in self]}
 
 
-def _within_bytes(images: Sequence[Row[Any]]) -> _ImageKeys:
+def _within_bytes(images: Sequence[Row[Any]], max_bytes: int) -> _ImageKeys:
     """The keys of the first pictures, whose bytes fit into a batch."""
     chosen = _ImageKeys()
     total = 0
     for image in images:
         total += image.size
-        if chosen and total > MAX_BATCH_BYTES:
+        if chosen and total > max_bytes:
             break
         chosen.append((image.tenant, image.digest))
     return chosen

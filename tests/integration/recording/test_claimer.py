@@ -91,11 +91,8 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
         assert types == ["response.created", "response.queued", "response.incomplete"]
 
 
-def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.recovery.claimer.POLL_SECONDS", 3600.0)
-    with taking(database_url) as at:
+def test_what_waited_for_a_replica_to_start_is_claimed_at_once(database_url: str) -> None:
+    with taking(database_url, poll_seconds=3600.0) as at:
         run = accept(at.bench.database, at.bench.replica, background=True)
         at.claimer.start()
         try:

@@ -335,34 +335,38 @@ def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> N
     assert said.stdout.strip() == "set()"
 
 
-def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _few_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.grammar.matcher.MAX_STATES", 400)
+
+
+@pytest.mark.usefixtures("_few_states")
+def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
+    compiler: GrammarCompiler,
+) -> None:
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
-    monkeypatch.setattr("engine.grammar.compiler.RECOMPILE_BYTES", 0)
-    monkeypatch.setattr(
-        compiler, "recompile_in_background", compiler._recompile
-    )  # at once, and not in the background
     followers = GrammarMatchers(compiler)
     kept = compiler.compiled(wanted)
     told = []
     for letter in "abcd":  # each alone stays within the limit, all together do not
         request = make_request(letter, [5], stop_ids=frozenset({END}), grammar=wanted)
         sequence = sequence_of(request, compiler)
+        current = compiler.compiled(wanted)
+        current.record_mask_time(10.0)
         for _ in range(150):
             masks = followers.masks([sequence])
             assert masks is not None
             told.append(masks.failed)
             sequence.append(TOKENS.index(letter))
+            eventually(lambda current=current: current.successor is not None)  # type: ignore[misc]
     assert told == [{}] * 600
     assert compiler.compiled(wanted) is not kept
 
 
+@pytest.mark.usefixtures("_few_states")
 def test_a_request_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler,
 ) -> None:
-    monkeypatch.setattr("engine.grammar.matcher.MAX_STATES", 400)
     followers = GrammarMatchers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [

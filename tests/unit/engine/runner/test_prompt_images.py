@@ -13,7 +13,7 @@ from engine.attention.paged_attention import PagedForward
 from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
 from engine.runner import prompt_images
-from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
+from tests.support.engines import Bench, attend_with, make_prompt, make_request, start_model, tiny_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 from tests.support.rounds import faults_only
 from tests.support.vision_families import COUNT, VisionFamily, vision_family
@@ -142,7 +142,7 @@ def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_
 ) -> None:
     kernel = FlashAttentionBackend("a kernel", flash, inspect.signature(flash).parameters)
     choice = AttentionChoice("a kernel", 16, kernel)
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    attend_with(monkeypatch, choice)
     bench = model.start(decode=decode)
     steps: list[bool] = []
 
