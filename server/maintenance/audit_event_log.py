@@ -73,11 +73,12 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
     if status not in TERMINAL_STATUSES and response.compacted is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
-    if status in TERMINAL_STATUSES and response.hot:
-        yield "I2", f"it is {status}, but {len(response.hot)} rows of its running log are left."
+    if response.compacted is not None and response.hot:
+        yield "I2", f"its events are folded, but {len(response.hot)} rows of its running log are left."
     if (
         status in TERMINAL_STATUSES
         and response.compacted is None
+        and not response.hot
         and response.audit_columns.deleted_at is None
     ):
         yield "I2", f"it is {status}, but its events are not there."

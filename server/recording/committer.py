@@ -48,9 +48,9 @@ _ALONE_SECONDS = 0.5
 """The time for commits of single updates between two joint commits. A joint commit gives up waiting for a
 lock after 0.25 s; together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
-"""`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
-its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
-statement. All other runs wait for that try; where it fails, no further one is made here."""
+"""`lock_timeout` and `statement_timeout` of the commit of a single update. For an end with very large items
+the second try has the usual limit of a statement. All other runs wait for that try; where it fails, no
+further one is made here."""
 MAX_TRIES = 11
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s,
 longer than any transaction of ours holds a row."""
@@ -402,7 +402,7 @@ def _ways_out(update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
     """The ways to end a response whose update cannot be stored, in the order of trying.
 
     A response whose row is blocked or whose end is too slow is released, for any replica to go on with or to
-    end: to fail it now would meet the same lock, or fold the same long log again, while all others wait.
+    end: to fail it now would meet the same lock, or take as long again, while all others wait.
     One that has lost events must not go on anywhere.
     """
     if update.has_gap:

@@ -44,25 +44,25 @@ _HOT = text(
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
     """
 )
-_HOT_AS_STREAM = text(
-    """
-    select '[' || string_agg(
+FOLDED_ROWS: Final = """
+    '[' || string_agg(
         '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt) || ']',
         ',' order by first_seq) || ']'
-    from response_events_hot where tenant = :tenant and response_id = :id
-    """
-)
+"""
+"""SQL that aggregates rows of `response_events_hot` into the JSON of a folded stream of codec 2."""
 NO_ROWS: Final = "[]"
 """A stream without events."""
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
-"""SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
-_STREAM = text(
-    f"""
+"""SQL of a folded stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
+_FOLDED = f"""
     select {STREAM_BODY} from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = :id
-    """  # noqa: S608 - a constant of ours
-)
+"""  # noqa: S608 - a constant of ours
+_ENDED = f"""
+    select coalesce(({_FOLDED}), (
+        select {FOLDED_ROWS} from response_events_hot where tenant = :tenant and response_id = :id))
+"""  # noqa: S608 - constants of ours
 _TOKENS = text(
     """
     select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
@@ -83,8 +83,8 @@ def read_logged(
 ) -> list[LoggedEvent]:
     """`read` with the attempts that wrote the events.
 
-    Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
-    finds no hot rows finds the compacted stream.
+    Hot rows are read first. Folding moves them in one transaction, so a reader that finds none finds the
+    folded stream.
     """
     place = {"tenant": tenant, "id": response_id}
     rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
@@ -95,28 +95,18 @@ def read_logged(
             for event in decode_row(seq, kind, output, content, body.encode())
         ]
     else:
-        events = decode_compacted(read_compacted(connection, tenant, response_id), first)
+        events = list(CompactedStream(_read_stream(connection, _FOLDED, tenant, response_id)).read(first))
     return [logged for logged in events if logged.event.sequence_number >= first][:limit]
 
 
-def read_compacted(connection: Connection, tenant: str, response_id: UUID) -> str:
-    """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
-    packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
-    return packed if packed is not None else NO_ROWS
-
-
 def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
-    """An ended response's stream as `read_compacted` returns it, also where its log was not compacted."""
-    packed = read_compacted(connection, tenant, response_id)
-    if packed != NO_ROWS:
-        return packed
-    hot: str | None = connection.execute(_HOT_AS_STREAM, {"tenant": tenant, "id": response_id}).scalar()
-    return hot if hot is not None else NO_ROWS
+    """An ended response's stream, for `CompactedStream`, whether its rows are folded or not."""
+    return _read_stream(connection, _ENDED, tenant, response_id)
 
 
-def decode_compacted(packed: str, first: int) -> list[LoggedEvent]:
-    """The events of a compacted stream from sequence number `first` on."""
-    return list(CompactedStream(packed).read(first))
+def _read_stream(connection: Connection, query: str, tenant: str, response_id: UUID) -> str:
+    packed: str | None = connection.execute(text(query), {"tenant": tenant, "id": response_id}).scalar()
+    return packed if packed is not None else NO_ROWS
 
 
 class LogProgress(NamedTuple):
@@ -230,6 +220,7 @@ _READ_UPDATES = text(
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
         where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
+          and r.status in ('queued', 'in_progress')
     ) h on true
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
@@ -251,7 +242,7 @@ _READ_UPDATES = text(
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     """Updates of these responses; running responses without new events are left out.
 
-    A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
+    A single statement sees one snapshot: all events of a running response are hot.
     """
     rows = connection.execute(
         _READ_UPDATES,

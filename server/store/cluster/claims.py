@@ -10,14 +10,13 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import CancelReason, Ending
-from server.store import log_append
 from server.store.administration import ledger
 from server.store.cluster import leases
 from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
-from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
+from server.store.database_errors import OwnershipLost
 from server.store.webhooks import outbox
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
@@ -242,7 +241,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
     """Fails a claimed response whose stored content cannot be decoded; False if another replica owns it.
 
     A later release, a damaged disk or a manual change may leave such content. The stream gets no terminal
-    event, which `holdfast audit` reports; the log is compacted, or stays as it is if Postgres refuses that.
+    event, which `holdfast audit` reports; its log stays as it is, for the retention thread to fold.
     Raises Fenced or DatabaseError.
     """
     tenant, id_ = claimed.tenant, claimed.id
@@ -266,19 +265,8 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         if not ledger.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
             usage = ledger.LedgerEntry(facts=claimed, stored=True, attempt=claimed.attempt)
             ledger.record_usage(connection, [(usage, ending)])
-        _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
         else:
             outbox.enqueue(connection, [ResponseKey(tenant, id_)])
     return True
-
-
-def _try_compact(connection: Connection, tenant: str, response_id: UUID) -> None:
-    try:
-        with connection.begin_nested():
-            log_append.compact(connection, tenant, response_id)
-    except TransientError:
-        raise
-    except DatabaseError:
-        pass

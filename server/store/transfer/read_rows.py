@@ -6,6 +6,8 @@ rows are in memory at a time.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, text
@@ -13,6 +15,7 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
+from server.store.log_read import FOLDED_ROWS
 from server.store.timeout_connection import psycopg_connection
 from server.store.transfer.columns import TABLES, columns_of
 
@@ -68,6 +71,14 @@ _PICTURES: Final = """
     , array(select encode(u.digest, 'hex') from item_images u where u.tenant = t.tenant
         and u.owner = {owner} and u.item_id = t.id and u.removed_at is null order by 1) as pictures
 """
+_UNFOLDED: Final = f"""(
+    select h.tenant, h.response_id, max(first_seq + n) - 1 as last_seq, 2 as codec, {FOLDED_ROWS} as body,
+        (select r.finished_at from responses r where r.tenant = h.tenant and r.id = h.response_id)
+            as finished_at,
+        octet_length({FOLDED_ROWS}) as size
+    from response_events_hot h group by h.tenant, h.response_id having sum(n) = max(first_seq + n)
+)"""  # noqa: S608 - a constant of ours
+"""Event logs whose rows are not folded yet, in the form of `response_streams`."""
 _UNFINISHED = text(
     f"""
     select count(*) from responses r where r.tenant = :tenant and not {_ENDED}
@@ -99,10 +110,12 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
         conditions.append(_OWN[kind])
     table = TABLES[kind]
     key = ", ".join(f"t.{column.name}" for column in table.primary_key)
-    query = f"select {shown}{pictures} from {table.name} t where {' and '.join(conditions)} order by {key}"  # noqa: S608
     fetched = {"yield_per": _FETCHED.get(kind, _DEFAULT_FETCHED)}
-    result = connection.execute(text(query), subject.parameters, execution_options=fetched)
-    for row in result:
+    results = []
+    for source in (table.name, _UNFOLDED) if kind == "response.stream" else (table.name,):
+        query = f"select {shown}{pictures} from {source} t where {' and '.join(conditions)} order by {key}"  # noqa: S608
+        results.append(connection.execute(text(query), subject.parameters, execution_options=fetched))
+    for row in results[0] if len(results) == 1 else merge(*results, key=itemgetter(0)):
         yield tuple(row)
 
 

@@ -27,7 +27,7 @@ CALLS: list[tuple[ModuleType, str]] = [
     (commit_probe, "fence"),
     (log_append, "append"),
     (stored_items, "insert_items_of"),
-    (log_append, "compact_all"),
+    (log_append, "fold_short"),
     (responses, "finish_all"),
     (ledger, "record_usage"),
 ]

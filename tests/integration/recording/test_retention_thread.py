@@ -52,7 +52,7 @@ def plant(database: Database, count: int) -> None:
     with database.begin() as connection:
         for node in [new_uuid() for _ in range(count)]:
             insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
-            log_append.compact(connection, TENANT, node)
+            log_append.fold(connection, [(TENANT, node)])
             responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 

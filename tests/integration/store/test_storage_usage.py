@@ -68,7 +68,7 @@ def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: 
     finished = responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     output = [stored_item(make_message(new_uuid(), 0, text)) for text in texts]
     stored_items.insert_items_of(connection, stored_items.OUTPUT, [(tenant, node, output)])
-    log_append.compact(connection, tenant, node)
+    log_append.fold(connection, [(tenant, node)])
     if finished.deleted:
         deletion.remove_if_unneeded(connection, tenant, node)
 
