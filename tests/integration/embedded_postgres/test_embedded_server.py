@@ -263,12 +263,13 @@ def test_a_log_that_has_grown_too_large_starts_anew(made_dir: Path) -> None:
     for _ in range(2):
         with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
             pass
-    assert log.read_text().count("starting PostgreSQL") == 2
+    starts = log.read_text().count("starting PostgreSQL")
+    assert starts >= 2
     os.truncate(log, data_directory.MAX_LOG_BYTES + 1)  # with zeros behind what it says
     with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
         pass
     assert log.read_text().count("starting PostgreSQL") == 1
-    assert earlier.read_text().count("starting PostgreSQL") == 2
+    assert earlier.read_text().count("starting PostgreSQL") == starts
 
 
 def test_psql_opens_the_same_database(cluster: EmbeddedPostgres) -> None:
