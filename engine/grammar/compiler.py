@@ -140,7 +140,7 @@ class GrammarCompiler:
         *,
         cache_bytes: int = CACHE_BYTES,
         threads: int = THREADS,
-        compile_seconds: float = COMPILE_SECONDS,
+        compile_seconds: float | None = None,
         queue_seconds: float = QUEUE_SECONDS,
         trial_process: Callable[[Vocabulary], TrialProcess] = TrialProcess,
     ) -> None:
@@ -149,7 +149,7 @@ class GrammarCompiler:
         """Whose grammars are compiled, and whose wait."""
         self._cache_bytes = cache_bytes
         self._threads = threads
-        self._compile_seconds = compile_seconds
+        self._compile_seconds = COMPILE_SECONDS if compile_seconds is None else compile_seconds
         self._queue_seconds = queue_seconds
         self._futures: OrderedDict[bytes, Made] = OrderedDict()
         self._lock = threading.Lock()
