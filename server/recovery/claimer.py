@@ -344,7 +344,12 @@ class Claimer:
         if (room := min(self._room, self._batch)) <= 0:
             return []
         return claims.claim_waiting(
-            connection, self._replica, models=self._served.names, full=full, limit=room
+            connection,
+            self._replica,
+            models=self._served.names,
+            full=full,
+            most_deaths=self._max_deaths,
+            limit=room,
         )
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:

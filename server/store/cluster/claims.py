@@ -36,7 +36,8 @@ _CLAIM_TO_END = text(
     """  # noqa: S608 - constants of ours
 )
 _WAITING_FOR_MODEL = f"""
-    {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
+    {_UNOWNED} and background and deaths < :most_deaths
+    and model = any(cast(:models as text[])) and {NOT_HELD}
 """
 _CLAIM_WAITING = text(
     f"""
@@ -78,9 +79,15 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
 
 
 def claim_waiting(
-    connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+    connection: Connection,
+    me: UUID,
+    *,
+    models: Sequence[str],
+    full: Collection[str],
+    most_deaths: int,
+    limit: int,
 ) -> list[StoredResponse]:
-    """Claims background responses to generate, fairly by tenant.
+    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant.
 
     The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
     priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
@@ -91,6 +98,7 @@ def claim_waiting(
         "me": me,
         "models": list(models),
         "full": list(full),
+        "most_deaths": most_deaths,
         "limit": limit,
         "looked_at": _CANDIDATES_PER_CLAIM * limit,
     }
