@@ -31,30 +31,22 @@ log = logging.getLogger("holdfast.errors")
 
 
 def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
-    return Response(
-        msgspec.json.encode(value),
-        status_code=status,
-        headers={"x-request-id": request.state.request_id},
-        media_type="application/json",
-    )
+    headers = {"x-request-id": request.state.request_id}
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
     """The error as an HTTP response."""
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
+    headers["x-should-retry"] = "true" if error.retry else "false"
     if error.retry:
         headers["retry-after"] = str(error.retry_seconds)
-        headers["x-should-retry"] = "true"
-    else:
-        headers["x-should-retry"] = "false"
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):
         headers["accept-encoding"] = "gzip, deflate"
-    return Response(
-        msgspec.json.encode(body), status_code=error.status, headers=headers, media_type="application/json"
-    )
+    return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -84,12 +76,11 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
-    """Logs what an operator should know of a request that is answered with this error.
+    """Logs what an operator should know of a request that is answered with this error, and notes its code for
+    the access line.
 
-    That is the cause of an InternalError, of which the client learns nothing; a limit that was reached; a
-    key that was refused. Notes the error's code for the access line, and has the error forget the calls that
-    raised it: as part of the request's state it is in a reference cycle, so their variables, which may be a
-    whole history and its prompt, would stay until a collection of garbage, which does not count bytes.
+    The error forgets the calls that raised it: it is in a reference cycle, by which their variables, which
+    may be a whole history, would stay until a collection of garbage.
     """
     request = CURRENT.get()
     if request is not None:
@@ -115,11 +106,6 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
     if isinstance(api_error, MethodNotAllowed):
-        answered.headers["allow"] = ", ".join(_allowed_methods(request))
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        answered.headers["allow"] = ", ".join(sorted({name for route in routes for name in route.methods}))
     return answered
-
-
-def _allowed_methods(request: HTTPConnection) -> list[str]:
-    """Return the methods of all routes that share the address."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in route.methods})

@@ -1,7 +1,6 @@
 """`configure_logging`, and the handler that never waits for the reader of standard error.
 
-Lines are formatted by the thread that logs and written by a thread of its own. Where standard error is a pipe
-that nobody reads, lines are dropped and counted, and the server goes on.
+A thread of its own writes lines, and drops and counts them where nobody reads the pipe.
 """
 
 import logging
@@ -31,11 +30,7 @@ class _Window(Generic[T]):
 
 
 class RepeatFolder(Generic[T]):
-    """Decides which lines are written. Times are the caller's, in monotonic seconds.
-
-    Call `admit` for each line, and `expire` about once a second, so that the count of a storm that has ended
-    is written, too.
-    """
+    """Decides which lines are written: `admit` for each, and `expire` once a second for what was counted."""
 
     def __init__(self, seconds: float = FOLD_SECONDS, max_keys: int = MAX_KEYS) -> None:
         self._seconds = seconds
@@ -61,10 +56,7 @@ class RepeatFolder(Generic[T]):
         return True
 
     def expire(self, now: float) -> list[tuple[T, int]]:
-        """The lines whose window is over and how many were left out in it, if any were.
-
-        Such a line's next window begins now: a storm that goes on is one line in each window.
-        """
+        """The lines whose window is over, and how many were left out in it; their next window begins now."""
         due, self._evicted = self._evicted, []
         for key, window in list(self._windows.items()):
             if now - window.since < self._seconds:
@@ -152,8 +144,6 @@ class NonBlockingHandler(logging.Handler):
             said = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING"}
             message = f"{count} lines were dropped, because nobody read standard error"
             self._put(self.format(logging.makeLogRecord({**said, "msg": message})))
-
-    # --- the log thread ---
 
     def _write_for_ever(self) -> None:
         while True:

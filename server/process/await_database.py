@@ -46,8 +46,7 @@ def await_database(
 ) -> bool:
     """Serves health until this release can serve on the database; False after SIGTERM or SIGINT.
 
-    At most `connections` are open at a time. Raises ConfigError for what no waiting helps against, such as a
-    schema that a newer release has made for itself alone.
+    Raises ConfigError for what no waiting helps against.
     """
     install_patches()
     settings = hypercorn_settings(config)

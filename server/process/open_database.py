@@ -71,19 +71,13 @@ class OpenDatabase:
 
     def connect(self, pool_size: int, *, strict: bool = True) -> Database:
         """Connections to it; the caller closes them."""
-        return Database(
-            self.url,
-            pool_size=pool_size,
-            strict=strict,
-            pooled=self._pooled,
-            direct_url=self._direct_url,
-        )
+        pooled, direct = self._pooled, self._direct_url
+        return Database(self.url, pool_size=pool_size, strict=strict, pooled=pooled, direct_url=direct)
 
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
 
-        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
-        an embedded database and its server.
+        Else the promises about locks and slow statements would be gone unnoticed.
         """
         if self.is_embedded:
             return
@@ -100,19 +94,13 @@ class OpenDatabase:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
 
     def durability_complaints(self) -> list[str]:
-        """By what the cluster keeps less than clients have seen, a sentence each. Raises DatabaseError.
-
-        An embedded database has settings of ours.
-        """
+        """By what an external cluster keeps less than clients have seen. Raises DatabaseError."""
         if self.is_embedded:
             return []
         return list(durability_check.complaints(durability_check.probe(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
-        """Restarts an embedded Postgres that has stopped; does nothing for an external one.
-
-        A failure, such as a full disk, is logged; a later call tries again.
-        """
+        """Restarts an embedded Postgres that has stopped. A failure is logged; a later call tries again."""
         if self._embedded is None:
             return
         try:
@@ -125,29 +113,20 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must have a schema that this release can serve on.
-
-        Its sessions must be sound, too.
-        """
+        """Checks the sessions and the schema, which is migrated if the database is embedded."""
         self.check_sessions()
         if not self.is_ready():
             raise ConfigError(BEHIND)
 
     def can_serve(self) -> bool:
-        """`is_ready`, after `check_sessions` has succeeded once.
-
-        Raises DatabaseAway while an external database takes no connections, and ConfigError as both do.
-        """
+        """`is_ready`, after `check_sessions` once. Raises DatabaseAway or ConfigError."""
         if not self._sessions_are_sound:
             self.check_sessions()
             self._sessions_are_sound = True
         return self.is_ready()
 
     def is_ready(self) -> bool:
-        """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
-
-        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
-        """
+        """Whether this release can serve on the schema, which is migrated if embedded. Raises ConfigError."""
         state = self._state()
         if state == "behind" and self.is_embedded:
             self._migrate(UPGRADE_S)
@@ -157,10 +136,9 @@ class OpenDatabase:
         return state != "behind"
 
     def upgrade(self, seconds: float = UPGRADE_S) -> bool:
-        """Migrates the schema to this release; False if a newer one made it, on which this one can serve.
-
-        Waits for locks for `seconds`. Raises ConfigError if it fails; of the migration that failed nothing is
-        left but indexes that were built.
+        """Migrates the schema, waiting for locks for `seconds`; False if a newer release made it, on which
+        this one can serve. Raises ConfigError; of the migration that failed only indexes that were built are
+        left.
         """
         state = self._state()
         if state == "behind":

@@ -11,7 +11,7 @@ from server.console.pages import response_events as events_page
 from server.console.pages import usage as usage_page
 from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
-from server.http.handlers import administration_data
+from server.http.handlers import administration
 from server.input_images import image_reader
 from server.limits import tenant_limits
 from server.maintenance import erasure, import_lines
@@ -96,7 +96,7 @@ def tables() -> Mapping[str, Rows]:
             ),
             "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
             f"{size(image_removal.MAX_BATCH_BYTES)}",
-            "one request of an erasure": f"about {administration_data.ERASE_SECONDS:g} s",
+            "one request of an erasure": f"about {administration.ERASE_SECONDS:g} s",
             "rows that one of its transactions deletes": f"{erasure.MAX_BATCH}",
             "line of an import; pictures of one item of it": f"{size(import_lines.MAX_LINE)}; "
             f"{import_lines.MAX_PICTURES:,}",

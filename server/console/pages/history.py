@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.protocol import ids
@@ -60,10 +61,7 @@ def find_response(query: str) -> UUID | None:
 
 
 def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:
-    """The filter of a page's address: the box `q`, a field for each column, and the time.
-
-    Raises InvalidRequest.
-    """
+    """The filter of the box `q`, of a field for each column, and of the time. Raises InvalidRequest."""
     period = arguments.get("period") or DEFAULT_PERIOD
     if period not in PERIODS:
         raise InvalidRequest(f"period is one of {', '.join(PERIODS)}.", param="period")
@@ -125,10 +123,7 @@ _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
 def preview(payload_begin: str | None) -> str:
-    """The first words of an item in one line; empty for items without a text.
-
-    `payload_begin` is the JSON, or the beginning of it, which may end anywhere.
-    """
+    """The first words of an item in one line; empty without a text. The JSON may end anywhere."""
     match = _TEXT.search(payload_begin or "")
     if match is None:
         return ""
@@ -146,16 +141,19 @@ CSV_ROWS = 10_000
 FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
 
 
+@pages("GET ")
+@pages("GET /history")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/history; `before` is the cursor of a later page"""
+    """`before` is the cursor of a later page."""
     arguments = console.arguments(FIELDS)
     response = find_response(arguments.get("q", ""))
     if response is not None:
         return console.redirect(f"/console/responses/{response_id(response)}")
     search, before = _read(console, arguments), _read_cursor(console.argument("before"))
     rows, message = _read_rows(console, search, before)
-    shown = rows[:PAGE_ROWS]
-    older = {**arguments, "before": _cursor_text(shown[-1])} if len(rows) > PAGE_ROWS else None
+    shown, older = rows[:PAGE_ROWS], None
+    if len(rows) > PAGE_ROWS:
+        older = urlencode({**arguments, "before": f"{shown[-1].created_at.isoformat()}/{shown[-1].id.hex}"})
     return console.page(
         "history_rows.html" if console.is_fragment else "history.html",
         503 if message else 200,
@@ -163,9 +161,9 @@ def show(console: ConsoleRequest) -> Answer:
         message=message,
         arguments=arguments,
         address=urlencode(arguments),
-        older=None if older is None else urlencode(older),
+        older=older,
         is_first=before is None,
-        known={} if console.is_fragment else console.services.database.read(history.known_values),
+        known={} if console.is_fragment else console.database.read(history.known_values),
         saved=_saved_views(console),
         saved_address=lambda view: f"/console/history?{view.content}",
         options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
@@ -178,7 +176,7 @@ def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
     """The saved views, which rows that a script asks for do not have beside them."""
     if not console.is_admin or console.is_fragment:
         return ()
-    return console.services.database.read(lambda connection: views_of(connection, "history"))
+    return console.database.read(lambda connection: views_of(connection, "history"))
 
 
 def _read_rows(
@@ -186,21 +184,19 @@ def _read_rows(
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
-        rows = console.services.database.read(
-            lambda connection: history.history_page(
-                connection, search, before, PAGE_ROWS + 1, contents=console.is_admin
-            )
-        )
+        read = partial(history.history_page, contents=console.is_admin)
+        rows = console.database.read(lambda connection: read(connection, search, before, PAGE_ROWS + 1))
     except TimeOver as error:
         return [], str(error)
     return rows, ""
 
 
+@pages("GET /history.csv")
 def csv(console: ConsoleRequest) -> Answer:
-    """GET /console/history.csv: the same rows, the newest 10,000"""
+    """The same rows, the newest 10,000."""
     arguments = console.arguments(FIELDS)
     search = _read(console, arguments)
-    rows = console.services.database.read(
+    rows = console.database.read(
         lambda connection: history.history_page(connection, search, None, CSV_ROWS, contents=False)
     )
     names = HistoryRow._fields[1:-2]
@@ -212,10 +208,6 @@ def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilte
     if search.words and not console.is_admin:
         raise InvalidRequest("Searching for words needs a key that may read contents.", param="q")
     return search
-
-
-def _cursor_text(row: HistoryRow) -> str:
-    return f"{row.created_at.isoformat()}/{row.id.hex}"
 
 
 def _read_cursor(cursor: str) -> Cursor | None:

@@ -1,7 +1,6 @@
 """Listener: accepts client connections up to a limit, beyond which one is closed for each new one.
 
-Hypercorn serves each connection. They are accepted here because asyncio's server has no limit, and once file
-descriptors have run out it retries and logs once for every pending connection.
+Hypercorn serves them. asyncio's server has no limit, and without file descriptors logs every retry.
 """
 
 import asyncio

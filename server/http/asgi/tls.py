@@ -16,10 +16,9 @@ CHECKED_S = 10.0
 
 
 class ServerCertificate:
-    """A certificate chain and its private key, in PEM. New connections have what is in the files.
+    """A certificate chain and its private key, in PEM, as they are in the files at a new connection.
 
-    A renewed pair that cannot be loaded is logged, and the one before stays in use: a renewal may be half
-    done.
+    A renewed pair that cannot be loaded is logged, and the one before stays: a renewal may be half done.
     """
 
     def __init__(self, certificate: Path, key: Path, *, checked_s: float = CHECKED_S) -> None:
