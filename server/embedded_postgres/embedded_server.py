@@ -1,4 +1,4 @@
-"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory; `try_to_connect`.
+"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory.
 
 The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that stops it
 when the owner is gone. Others attach to its socket; when the owner goes, whichever asks first (`ensure`) is
