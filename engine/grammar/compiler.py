@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -97,14 +98,14 @@ def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") ->
         raise
 
 
-def _start_pool() -> ThreadPoolExecutor:
+def _start_pool(threads: int) -> ThreadPoolExecutor:
     """Starts all threads at once, so that the process-wide `threading.stack_size` is changed only once."""
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
-    together = threading.Barrier(THREADS + 1)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-grammar")
+    together = threading.Barrier(threads + 1)
     with _STACKS:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            for _ in range(THREADS):  # the barrier keeps each busy, so that the pool starts another
+            for _ in range(threads):  # the barrier keeps each busy, so that the pool starts another
                 pool.submit(together.wait)
         finally:
             threading.stack_size(usual)
@@ -124,14 +125,27 @@ class GrammarCompiler:
     take turns, so that a key waits for at most one compile of each other key.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        threads: int = THREADS,
+        compile_seconds: float | None = None,
+        queue_seconds: float = QUEUE_SECONDS,
+        trial_process: Callable[[Vocabulary], TrialProcess] = TrialProcess,
+    ) -> None:
         self.vocabulary = vocabulary
+        self.turns = FairLimit(threads)
+        """Whose grammars are compiled, and whose wait."""
         self._cache_bytes = cache_bytes
+        self._threads = threads
+        self._compile_seconds = COMPILE_SECONDS if compile_seconds is None else compile_seconds
+        self._queue_seconds = queue_seconds
         self._futures: OrderedDict[bytes, Made] = OrderedDict()
         self._lock = threading.Lock()
-        self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
-        self._trials = [TrialProcess(vocabulary) for _ in range(THREADS)]
+        self._trials = [trial_process(vocabulary) for _ in range(threads)]
         """Idle processes; a compiling thread takes one."""
         self._tokenizer: Any = None
         self._closed = False
@@ -151,10 +165,10 @@ class GrammarCompiler:
         if is_new:
             self._start(future, digest, fairness_key, grammar)
         try:
-            made = future.result(QUEUE_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
+            made = future.result(self._compile_seconds + (0 if is_new else self._queue_seconds))
         except (TimeoutError, CancelledError):
             raise RequestRefused(
-                "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
+                "bad_grammar", f"The grammar takes more than {self._compile_seconds:g} s to compile."
             ) from None
         self._evict()
         if isinstance(made, str):
@@ -216,16 +230,16 @@ class GrammarCompiler:
             return future, True
 
     def _start(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
-        """Waits for a compiling thread, then submits. Raises `RequestRefused` after `QUEUE_SECONDS`."""
+        """Waits for a compiling thread, then submits. Raises `RequestRefused` after `queue_seconds`."""
         try:
-            if self._limit.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
+            if self.turns.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
                 raise RequestRefused(
                     "share_full", f"{MAX_WAITING_PER_KEY} grammars of yours wait to be compiled."
                 )
             try:
-                self._limit.acquire(fairness_key, QUEUE_SECONDS)
+                self.turns.acquire(fairness_key, self._queue_seconds)
             except TimeoutError:
-                mine = self._limit.used_by(fairness_key)
+                mine = self.turns.used_by(fairness_key)
                 raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None
@@ -233,10 +247,10 @@ class GrammarCompiler:
                 with self._lock:
                     if self._closed:
                         raise RequestRefused("closed", "The engine is closed.")
-                    self._pool = self._pool or _start_pool()
+                    self._pool = self._pool or _start_pool(self._threads)
                     self._pool.submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
-                self._limit.release(fairness_key)
+                self.turns.release(fairness_key)
                 raise
         except BaseException as error:
             self._forget(future, digest)
@@ -256,7 +270,7 @@ class GrammarCompiler:
                 error = RequestRefused("overloaded", "The grammar could not be compiled now.")
             future.set_exception(error)
         finally:
-            self._limit.release(fairness_key)
+            self.turns.release(fairness_key)
 
     def _forget(self, future: Made, digest: bytes) -> None:
         with self._lock:

@@ -64,14 +64,22 @@ class Fleet:
     """Servers of one kind that serve the same model."""
 
     def __init__(
-        self, config: RemoteConfig, protocol: EngineProtocol, client: EngineClient, expected: ExpectedModel
+        self,
+        config: RemoteConfig,
+        protocol: EngineProtocol,
+        client: EngineClient,
+        expected: ExpectedModel,
+        *,
+        router: Router | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Raises ValueError for malformed URLs."""
+        """Raises ValueError for malformed URLs. `clock` is a monotonic one."""
         self._config = config
         self._protocol = protocol
         self._client = client
         self._expected = expected
-        self.router = Router()
+        self.router = router or Router()
+        self._clock = clock
         self._discovery = Discovery(config.urls)
         self._changed = asyncio.Event()
         """Set when a server may have become usable."""
@@ -82,9 +90,9 @@ class Fleet:
 
     def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
         """Waits for a server. Raises `EngineMismatch` for a wrong one, `CallFault` for none in time."""
-        until, report = monotonic() + seconds, monotonic() + 1.0
+        until, report = self._clock() + seconds, self._clock() + 1.0
         while not self._first.wait(0.05):
-            now = monotonic()
+            now = self._clock()
             if self._mismatch is not None:
                 raise self._mismatch
             if now >= until:
@@ -111,8 +119,8 @@ class Fleet:
                         log.info("engine servers answer")
                     elif self._first.is_set():
                         log.warning("no engine server answers: %s", self.router.trouble())
-                for server in self.router.needs_probe(monotonic()):
-                    tasks.create_task(self._probe(server))
+                for server in self.router.needs_probe(self._clock()):
+                    tasks.create_task(self.probe(server))
                 await asyncio.sleep(TICK_SECONDS)
 
     def report_faults(self) -> None:
@@ -136,7 +144,7 @@ class Fleet:
         full server is waited for as long as it works, one that turns all calls away is not.
         """
         while True:
-            now = monotonic()
+            now = self._clock()
             until = max(since, self.router.progress_at(adapter)) + self._config.outage_seconds
             server = self.router.choose(digests, adapter, now, avoid)
             if server is not None and (now < until or server.url not in avoid):
@@ -153,7 +161,7 @@ class Fleet:
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         """The tokens that a server makes of a picture. Raises `CallFault`."""
         assert self._protocol.images is not None
-        server = self.router.choose((), "", monotonic())
+        server = self.router.choose((), "", self._clock())
         if server is None or server.description is None:
             raise CallFault("overloaded", self.router.trouble() or "every server is busy")
         make, model = self._protocol.images.image_request, server.description.model
@@ -165,7 +173,7 @@ class Fleet:
 
     def release(self, server: EngineServer, call_id: str, fault: CallFault | None) -> None:
         """The call has ended. One that failed may go on at its server, until that answers a probe."""
-        self.router.end(server, call_id, fault, monotonic())
+        self.router.end(server, call_id, fault, self._clock())
         if fault is not None and fault.kind == "failed":
             self._faults.setdefault(server.url, []).append(str(fault))
             _abandon(server, [call_id])
@@ -187,25 +195,26 @@ class Fleet:
                 return
         _abandon(server, call_ids)
 
-    async def _probe(self, server: EngineServer) -> None:
+    async def probe(self, server: EngineServer) -> None:
+        """Asks a server what it serves, ends what it was left with, and tells the router."""
         fetch = partial(self._client.fetch, server.url)
         try:
             description = await self._protocol.probe(fetch, self._expected)
             requests = await self._read_load(fetch)
             await self._end_abandoned(server)  # before the server gets new calls
-            self.router.probed(server, description, requests, monotonic())
+            self.router.probed(server, description, requests, self._clock())
         except CallFault as fault:
-            self.router.probe_failed(server, fault, monotonic())
+            self.router.probe_failed(server, fault, self._clock())
             return
         except EngineMismatch as mismatch:
             if not self._first.is_set():
                 self._mismatch = EngineMismatch(f"{server.url}: {mismatch}")
-            self.router.probe_failed(server, mismatch, monotonic())
+            self.router.probe_failed(server, mismatch, self._clock())
             log.error("engine %s is not used: %s", server.url, mismatch)
             return
         except Exception as error:
             log.exception("the probe of %s cannot be handled", server.url)
-            self.router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
+            self.router.probe_failed(server, CallFault("failed", describe(error)), self._clock())
             return
         if self.router.available:
             self._first.set()

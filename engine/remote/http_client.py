@@ -221,6 +221,7 @@ class EngineClient:
         ca_file: Path | None,
         silence_timeout: float,
         trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         """`silence_timeout` is in seconds, as `SilenceTimeout` counts them."""
         self._protocol = protocol
@@ -230,6 +231,7 @@ class EngineClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._tls = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         self._silence_timeout = silence_timeout
+        self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
@@ -240,7 +242,7 @@ class EngineClient:
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0, ssl=self._tls, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=_make_socket
+                limit=0, ssl=self._tls, keepalive_timeout=self._keep_alive, socket_factory=_make_socket
             ),
             headers=self._headers,
             auto_decompress=False,

@@ -50,7 +50,9 @@ class RemoteEngine(EngineFront):
         folder: ModelFolder,
         deliver: Deliver,
         on_dead: OnEngineDeath = lambda _why: None,
+        image_answer_seconds: float = IMAGE_ANSWER_SECONDS,
     ) -> None:
+        self._image_answer_seconds = image_answer_seconds
         self._config = config
         self._features = protocol.features
         self._on_dead = on_dead
@@ -125,7 +127,7 @@ class RemoteEngine(EngineFront):
         question = self._fleet.image_tokens(image)
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self._loop)
-            return answer.result(IMAGE_ANSWER_SECONDS)
+            return answer.result(self._image_answer_seconds)
         except CallFault as fault:
             reason: RefusalReason = "bad_image" if fault.kind == "refused" else "overloaded"
             raise RequestRefused(reason, f"The engine cannot read the picture: {fault}.") from fault

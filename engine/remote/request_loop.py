@@ -134,8 +134,10 @@ class RequestLoop(InboxReader):
         max_running: int,
         deliver: Deliver,
         metrics: RemoteMetrics,
+        delivery_seconds: float = DELIVERY_SECONDS,
     ) -> None:
         super().__init__(registry, deliver, metrics.requests)
+        self._delivery_seconds = delivery_seconds
         self._fleet = fleet
         self._client = client
         self._features = features
@@ -321,7 +323,7 @@ class RequestLoop(InboxReader):
     def _deliver_soon(self) -> None:
         if self._delivery is None:
             loop = asyncio.get_running_loop()
-            delay = self._delivered_at + DELIVERY_SECONDS - monotonic()
+            delay = self._delivered_at + self._delivery_seconds - monotonic()
             self._delivery = (
                 loop.call_later(delay, self._deliver_now) if delay > 0 else loop.call_soon(self._deliver_now)
             )

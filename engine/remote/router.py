@@ -88,8 +88,11 @@ class EngineServer:
 class Router:
     """Chooses servers, and counts their calls and faults. `jitter` returns a random number in [0, 1)."""
 
-    def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, *, jitter: Callable[[], float] = random.random, max_prefixes: int = MAX_PREFIXES
+    ) -> None:
         self._jitter = jitter
+        self._max_prefixes = max_prefixes
         self._servers: dict[str, EngineServer] = {}
         self._prefixes: OrderedDict[bytes, tuple[EngineServer, ...]] = OrderedDict()
         """By digest of a prefix: the servers that had it, the latest first; in order of the last use."""
@@ -188,7 +191,7 @@ class Router:
             owners = self._prefixes.pop(digest, ())
             others = [owner for owner in owners if owner is not server]
             self._prefixes[digest] = (server, *others[: MAX_OWNERS - 1])
-        while len(self._prefixes) > MAX_PREFIXES:
+        while len(self._prefixes) > self._max_prefixes:
             self._prefixes.popitem(last=False)
 
     def end(self, server: EngineServer, call_id: str, fault: CallFault | None, now: float) -> None:

@@ -41,8 +41,8 @@ from server.protocol.ids import new_request_id
 from server.store.console.time_limit import TimeOver
 
 MAX_FORM_BYTES = 256 * 1024
-_MAX_UNUSED_BODY_BYTES = 4096
-_SIGN_IN_SECONDS = 5.0
+MAX_UNUSED_BODY_BYTES = 4096
+SIGN_IN_SECONDS = 5.0
 """Time for the sign-in form to arrive; its sender has no key yet."""
 
 
@@ -85,7 +85,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
                 signed_in,
                 context.threads.read,
                 authorize=lambda caller: _require(caller, "metadata"),
-                max_body=_MAX_UNUSED_BODY_BYTES,
+                max_body=MAX_UNUSED_BODY_BYTES,
                 body_seconds=services.config.body_seconds,
             ),
         ),
@@ -109,7 +109,7 @@ def _route(
         context,
         context.threads.write if is_post else context.threads.read,
         authorize=lambda caller: _require(caller, page.needs),
-        max_body=MAX_FORM_BYTES if is_post else _MAX_UNUSED_BODY_BYTES,
+        max_body=MAX_FORM_BYTES if is_post else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
     )
     return Route(PATH + page.path, endpoint, methods=[page.method])
@@ -131,8 +131,8 @@ def _sign_in(
         context,
         context.threads.auth,
         authorize=lambda _caller: None,
-        max_body=_MAX_UNUSED_BODY_BYTES,
-        body_seconds=min(services.config.body_seconds, _SIGN_IN_SECONDS),
+        max_body=MAX_UNUSED_BODY_BYTES,
+        body_seconds=min(services.config.body_seconds, SIGN_IN_SECONDS),
     )
     return Route(f"{PATH}/sign-in", endpoint, methods=[method])
 

@@ -49,9 +49,17 @@ class Channel:
     """The frames of one running response, each kept once though recorder and follower may both add it."""
 
     def __init__(
-        self, *, stored: bool, start: int | None = None, on_join: Callable[[], None] | None = None
+        self,
+        *,
+        stored: bool,
+        start: int | None = None,
+        on_join: Callable[[], None] | None = None,
+        tail_frames: int = TAIL_FRAMES,
     ) -> None:
-        """`start` is the first frame's number, None if the first `add` says it."""
+        """`start` is the sequence number of the first frame; None if the first `add` determines it.
+
+        `on_join` is called when a reader joins. If it is `stored`, it keeps its last `tail_frames`.
+        """
         self.final: bytes | None = None
         self.gone = False
         self.forks = 0
@@ -62,6 +70,7 @@ class Channel:
         self.next_seq = start
         """The sequence number after the last frame. Any thread."""
         self._stored = stored
+        self._tail_frames = tail_frames
         self._frames: deque[bytes] = deque()
         self._wakers: set[asyncio.Event] = set()
         self._on_join = on_join
@@ -139,7 +148,7 @@ class Channel:
         skipped = self.next_seq - published.first
         fresh = published.frames[skipped:] if skipped else published.frames
         self._frames.extend(fresh)
-        while self._stored and len(self._frames) > TAIL_FRAMES:
+        while self._stored and len(self._frames) > self._tail_frames:
             self._frames.popleft()
         self.next_seq += len(fresh)
         self.final, self.gone = published.final, published.gone
@@ -162,10 +171,11 @@ class Channel:
 class Hub:
     """The channels of this process; those from `watch` live as long as who has them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tail_frames: int = TAIL_FRAMES) -> None:
         self.on_new_reader: Callable[[], None] = lambda: None
         """Called on the loop when a watched response gets a reader; must not wait."""
         self._loop = loop
+        self._tail_frames = tail_frames
         self._lock = threading.Lock()
         self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
         self._opened: dict[UUID, Channel] = {}
@@ -184,7 +194,7 @@ class Hub:
         with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
-                channel = Channel(stored=stored, start=0)
+                channel = Channel(stored=stored, start=0, tail_frames=self._tail_frames)
             self._channels[response_id] = self._opened[response_id] = channel
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
@@ -212,7 +222,7 @@ class Hub:
             channel = self._channels.get(response_id)
             if channel is None:
                 key = (tenant, response_id)
-                channel = Channel(stored=True, on_join=self.on_new_reader)
+                channel = Channel(stored=True, on_join=self.on_new_reader, tail_frames=self._tail_frames)
                 self._channels[response_id] = self._watched[key] = channel
             channel.ends_unread |= ends_unread
             return channel
@@ -285,8 +295,15 @@ class Hub:
 class Abandonment:
     """Responses that run here and have lost their last reader here."""
 
-    def __init__(self, *, is_unread: Callable[[UUID], bool], cancel: Callable[[UUID], None]) -> None:
+    def __init__(
+        self,
+        *,
+        is_unread: Callable[[UUID], bool],
+        cancel: Callable[[UUID], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """`is_unread` returns whether a response runs here without a reader here; `cancel` ends one."""
+        self._clock = clock
         self._is_unread = is_unread
         self._cancel = cancel
         self._lock = threading.Lock()
@@ -295,7 +312,7 @@ class Abandonment:
     def add(self, response: UUID) -> None:
         """The response has had no reader here for its grace period. Any thread; never waits."""
         with self._lock:
-            self._cancel_at.setdefault(response, monotonic() + GRACE_SECONDS)
+            self._cancel_at.setdefault(response, self._clock() + GRACE_SECONDS)
 
     def pending(self) -> list[UUID]:
         """The responses whose readers on other replicas have to be looked up."""
@@ -304,7 +321,7 @@ class Abandonment:
 
     def settle(self, read_elsewhere: Collection[UUID], *, alone: bool = False) -> None:
         """Cancels what is due and not read elsewhere; everything at once if this is the only replica."""
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             for response in read_elsewhere:
                 self._cancel_at[response] = now + GRACE_SECONDS

@@ -61,9 +61,11 @@ def with_image_urls(
     ]
 
 
-def page_with_image_urls(connection: Connection, tenant: str, page: PayloadPage) -> PayloadPage:
+def page_with_image_urls(
+    connection: Connection, tenant: str, page: PayloadPage, max_bytes: int = MAX_BYTES
+) -> PayloadPage:
     """The page with its pictures' URLs, which count among its bytes."""
-    payloads = with_image_urls(connection, tenant, page.payloads, max_bytes=MAX_BYTES)
+    payloads = with_image_urls(connection, tenant, page.payloads, max_bytes=max_bytes)
     return PayloadPage(payloads, page.more or len(payloads) < len(page.payloads))
 
 

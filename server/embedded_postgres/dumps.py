@@ -122,9 +122,9 @@ def is_of_holdfast(url: str) -> bool:
     return _count(url, _OURS) > 0
 
 
-def is_in_use(url: str) -> bool:
+def is_in_use(url: str, *, closing_s: float = _CLOSING_S) -> bool:
     """Whether others stay connected to the database: a closed session is listed until it has noticed."""
-    until = time.monotonic() + _CLOSING_S
+    until = time.monotonic() + closing_s
     with _session(url) as connection:
         while connection.execute(_OTHER_SESSIONS).fetchone() != (0,):
             if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory; `probe`.
+"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory.
 
 The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that stops it
 when the owner is gone. Others attach to its socket; when the owner goes, whichever asks first (`ensure`) is
@@ -59,6 +59,7 @@ class EmbeddedPostgres:
         pgbin: Path | None = None,
         options: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        probe: "Callable[[str], ServerState] | None" = None,
     ) -> None:
         if sys.platform == "win32":
             raise EmbeddedError(
@@ -69,9 +70,10 @@ class EmbeddedPostgres:
         self._pgbin = pgbin
         self._settings = {**SETTINGS, **(options or {})}
         self._start_timeout_s = start_timeout_s
+        self._probe = probe or try_to_connect
         self._mutex = threading.Lock()
         self._owner_lock: int | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self.watcher: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
         self._is_stopped = False
         _instances.add(self)
@@ -125,7 +127,7 @@ class EmbeddedPostgres:
         try:
             if not self.is_owner and self._attach_or_own(progress, deadline):
                 return
-            if self._watcher is None or not self._await_answer(progress, deadline):
+            if self.watcher is None or not self._await_answer(progress, deadline):
                 self._run_as_owner(progress, deadline)
         except OSError as error:
             where = self._directory.home
@@ -143,7 +145,7 @@ class EmbeddedPostgres:
                 return False
             if self._directory.sockets.exists():
                 data_directory.check_socket_directory(self._directory, account)
-                reach = probe(self.url)
+                reach = self._probe(self.url)
                 if reach.state == "up":
                     return True
             waiting("waiting for the process that owns the database")
@@ -220,7 +222,7 @@ class EmbeddedPostgres:
         log = data_directory.open_log(self._directory, account)
         try:
             self._log_offset = os.fstat(log).st_size
-            self._watcher = subprocess.Popen(
+            self.watcher = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", postgres_watcher.__file__, str(cluster_lock)),
                     *((str(account.uid), str(account.gid)) if account.is_other else ("-", "-")),
@@ -250,8 +252,8 @@ class EmbeddedPostgres:
         makes either worse. While it recovers there is no deadline: the next start would begin again.
         """
         waiting = _once(progress)
-        while (reach := probe(self.url_of("postgres"))).state != "up":
-            if self._watcher is None or self._watcher.poll() is not None:
+        while (reach := self._probe(self.url_of("postgres"))).state != "up":
+            if self.watcher is None or self.watcher.poll() is not None:
                 return False
             if reach.state == "recovering":
                 waiting("recovering after a crash")
@@ -270,7 +272,7 @@ class EmbeddedPostgres:
         if self._owner_lock is None:
             return
         try:
-            if self._watcher is not None:
+            if self.watcher is not None:
                 self._discard_watcher()
                 os.close(self._claim_cluster(lambda _message: None, time.monotonic() + STOP_TIMEOUT_S))
         finally:
@@ -278,9 +280,9 @@ class EmbeddedPostgres:
             self._owner_lock = None
 
     def _discard_watcher(self) -> None:
-        if self._watcher is None:
+        if self.watcher is None:
             return
-        watcher, self._watcher = self._watcher, None
+        watcher, self.watcher = self.watcher, None
         if watcher.stdin is not None:
             watcher.stdin.close()  # the watcher reads end-of-file and stops Postgres
         watcher.wait(timeout=STOP_TIMEOUT_S)
@@ -290,10 +292,10 @@ class EmbeddedPostgres:
         if self._owner_lock is not None:
             os.close(self._owner_lock)
             self._owner_lock = None
-        if self._watcher is not None and self._watcher.stdin is not None:
-            self._watcher.stdin.close()
-            self._watcher.returncode = 0  # not our child: nothing to wait for
-            self._watcher = None
+        if self.watcher is not None and self.watcher.stdin is not None:
+            self.watcher.stdin.close()
+            self.watcher.returncode = 0  # not our child: nothing to wait for
+            self.watcher = None
 
 
 def _once(progress: Progress) -> Progress:
@@ -334,7 +336,7 @@ def socket_url(sockets: Path, database: str) -> str:
     return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={data_directory.PORT}"
 
 
-def probe(url: str) -> ServerState:
+def try_to_connect(url: str) -> ServerState:
     """Try to connect."""
     try:
         psycopg.connect(url, connect_timeout=2).close()

@@ -75,6 +75,7 @@ _Key = tuple[str, bytes, bool]
 class _Cache:
     """Normalised pictures, least recently used first; thread-safe."""
 
+    _most_bytes: int
     _images: "OrderedDict[_Key, NormalisedImage]" = field(default_factory=OrderedDict)
     _size: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,7 +93,7 @@ class _Cache:
                 return
             self._images[key] = image
             self._size += len(image.data)
-            while self._size > CACHE_BYTES:
+            while self._size > self._most_bytes:
                 _, oldest = self._images.popitem(last=False)
                 self._size -= len(oldest.data)
 
@@ -101,14 +102,21 @@ class ImageReader:
     """Thread-safe; its methods block."""
 
     def __init__(
-        self, most_pixels: int, allowed: AllowedAddresses | None = None, lookup: Lookup = look_up
+        self,
+        most_pixels: int,
+        allowed: AllowedAddresses | None = None,
+        lookup: Lookup = look_up,
+        *,
+        memory: int = MEMORY,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Pictures of more than `most_pixels` are scaled down. `allowed` are the hosts of URLs, if any."""
         self._most_pixels = most_pixels
+        self._memory = memory
         self._allowed = allowed
         self._lookup = lookup
         self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
-        self._cache = _Cache()
+        self._cache = _Cache(cache_bytes)
 
     def with_content(self, image: InputImage) -> InputImage:
         """The picture of a request, fetched if it is at a URL. Raises ImageError."""
@@ -177,7 +185,7 @@ class ImageReader:
         """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""
         try:
             with self._limit.hold(tenant, _WAIT_SECONDS):
-                return bounded_process.run(worker, content, MEMORY, *bounds)
+                return bounded_process.run(worker, content, self._memory, *bounds)
         except TimeoutError:
             message = "Too many images are being read; try again later."
             raise Overloaded(message, limit="pictures being read") from None

@@ -29,7 +29,7 @@ from server.store.transfer.columns import TABLES, BadValue, row_of
 MAX_LINE: Final = 256 * 2**20
 """Bytes of a line."""
 _DIGEST_BYTES: Final = 32
-_MAX_PICTURES: Final = 10_000
+MAX_PICTURES: Final = 10_000
 _MAX_TENANT: Final = 63
 
 
@@ -141,8 +141,8 @@ def _digests(raw: msgspec.Raw | None) -> list[bytes]:
     if raw is None:
         return []
     names = decode_as(raw, list[str])
-    digests = [bytes.fromhex(name) for name in names[: _MAX_PICTURES + 1]]
-    if len(digests) > _MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
+    digests = [bytes.fromhex(name) for name in names[: MAX_PICTURES + 1]]
+    if len(digests) > MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
         raise BadValue("pictures are SHA-256 digests")
     return digests
 

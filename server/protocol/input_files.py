@@ -24,9 +24,9 @@ MEMORY = 512 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = 2
 """PDFs extracted at the same time, at most one per tenant."""
-_WAIT_SECONDS = 30.0
+WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("pdf_worker.py")
-_PIECE = 65_536
+PIECE = 65_536
 """Bytes that are percent-decoded at a time."""
 _CACHE_SIZE = 8
 _ERROR_MESSAGES = {
@@ -101,7 +101,7 @@ def _from_percent(text: bytes) -> bytes:
     decoded: list[bytes] = []
     start = 0
     while start < len(text):
-        end = start + _PIECE
+        end = start + PIECE
         escape = text.find(b"%", end - 2, end)  # one that does not end in this piece
         end = end if escape < 0 else escape
         decoded.append(unquote_to_bytes(text[start:end]))
@@ -147,7 +147,7 @@ def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     """The worker's result, `text` or `error`. Raises ExtractionBusy."""
     tenant = TENANT.get() or f"thread {threading.get_ident()}"
     try:
-        _limit.acquire(tenant, _WAIT_SECONDS)
+        _limit.acquire(tenant, WAIT_SECONDS)
     except TimeoutError:
         if _limit.used_by(tenant):
             raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True) from None

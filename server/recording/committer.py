@@ -20,7 +20,7 @@ from server.protocol.ids import response_id
 from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.lone_commit import Way, commit_alone
 from server.recording.persist import EventsLost, is_written, log_chunks, must_reach_disk, write
-from server.recording.recent_commits import RecentCommits
+from server.recording.recent_commits import MAX_BYTES, RecentCommits
 from server.recording.run_registry import RunRegistry
 from server.store import commit_probe
 from server.store.cluster import leases
@@ -65,6 +65,17 @@ def pause_after(tries: int) -> float:
     return min(FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 16), MAX_PAUSE_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Bounds of the commits of one recorder."""
+
+    tries: int = MAX_TRIES
+    last_statement_ms: int = _LAST_STATEMENT_MS
+    report_after_seconds: float = _REPORT_AFTER_SECONDS
+    fresh_seconds: float = _FRESH_SECONDS
+    recent_bytes: int = MAX_BYTES
+
+
 class _CommitsLost(Exception):
     def __init__(self, responses: Sequence[UUID]) -> None:
         self.responses = responses
@@ -93,11 +104,17 @@ class Committer:
     """
 
     def __init__(
-        self, database: Database, replica: UUID, registry: RunRegistry, clock: Callable[[], float] = monotonic
+        self,
+        database: Database,
+        replica: UUID,
+        registry: RunRegistry,
+        clock: Callable[[], float] = monotonic,
+        limits: CommitLimits | None = None,
     ) -> None:
         self.give_up_at = inf
         """The time from which an outage is not waited out any more."""
-        self.recent = RecentCommits(clock)
+        self._limits = limits or CommitLimits()
+        self.recent = RecentCommits(clock, self._limits.recent_bytes)
         self._database = database
         self._replica = replica
         self._registry = registry
@@ -114,7 +131,7 @@ class Committer:
     def trouble(self) -> str | None:
         """Why nothing is committed at the moment; None if all is well. Any thread."""
         since = self._failing_since
-        if since is None or self._clock() - since < _REPORT_AFTER_SECONDS:
+        if since is None or self._clock() - since < self._limits.report_after_seconds:
             return None
         return f"the database does not take what is recorded: {self._failure}"
 
@@ -211,7 +228,7 @@ class Committer:
         pause = LIMIT_PAUSE_SECONDS if trouble == "limited" else pause_after(update.tries)
         update.retry_at = self._clock() + pause
         is_slow = update.tries > 1 and is_statement_timeout(result)
-        if trouble in ("timed_out", "limited") and update.tries < MAX_TRIES and not is_slow:
+        if trouble in ("timed_out", "limited") and update.tries < self._limits.tries and not is_slow:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
             return None
         log.error("an update of %s cannot be stored: %s", name, type(result).__name__, extra=fields)
@@ -229,7 +246,7 @@ class Committer:
         def write_it(connection: Connection, transaction: _Transaction) -> None:
             transaction.state, transaction.synchronous = "unapplied", True
             with connection.begin():
-                statement_ms = _LAST_STATEMENT_MS if update.tries else _STATEMENT_MS
+                statement_ms = self._limits.last_statement_ms if update.tries else _STATEMENT_MS
                 set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=statement_ms)
                 self._fence(connection, transaction)
                 transaction.state = "applied"
@@ -363,7 +380,7 @@ class Committer:
     def _connect(self) -> Connection:
         """The open connection if it still works, else a new one."""
         now = self._clock()
-        is_old = now - self._used_at > _FRESH_SECONDS
+        is_old = now - self._used_at > self._limits.fresh_seconds
         if self._connection is not None and is_old and not is_responsive(self._connection):
             self.close()
         self._used_at = now

@@ -195,7 +195,7 @@ _PAGE_TIME = text("""
 
 
 def responses(
-    connection: Connection, tenant: str, scope: Scope, grace_seconds: float
+    connection: Connection, tenant: str, scope: Scope, grace_seconds: float, page: int = PAGE
 ) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
     highest, left = _HIGHEST, scope.limit
@@ -203,7 +203,7 @@ def responses(
     if scope.since is not None:
         lowest = min_uuid_at(int((scope.since - _MAX_CLOCK_SKEW).timestamp() * 1000))
     while left is None or left > 0:
-        size = PAGE if left is None else min(left, PAGE)
+        size = page if left is None else min(left, page)
         bounds = {"highest": highest, "lowest": lowest, "since": scope.since, "page": size}
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())

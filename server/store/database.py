@@ -156,7 +156,7 @@ class Database:
         self._dedicated_pooled = pooled and direct_url is None
         self._strict = strict
         self._closed = False
-        self._outage = SharedOutage()
+        self.outage = SharedOutage()
         self._pool_engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(url, "holdfast", {**synchronous(url), **REQUEST_TIMEOUTS}, pooled=pooled),
@@ -218,13 +218,13 @@ class Database:
         try:
             with engine.begin() as connection:
                 self._pool_wait.observe(monotonic() - began)
-                self._outage.report_success()
+                self.outage.report_success()
                 yield connection
         except TransientError as error:
             self._note_failure(began, error)
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
-            self._outage.report_failure(began, error)
+            self.outage.report_failure(began, error)
             raise OperationalError("begin", None, error) from error
 
     @contextmanager
@@ -238,7 +238,7 @@ class Database:
             raw = pooled.driver_connection
             assert isinstance(raw, TimeoutConnection)
             self._pool_wait.observe(monotonic() - began)
-            self._outage.report_success()
+            self.outage.report_success()
             try:
                 yield raw
             finally:
@@ -258,7 +258,7 @@ class Database:
         if is_read_only(error):
             self._note_read_only(error)
         elif is_unavailable(error):
-            self._outage.report_failure(began, error)
+            self.outage.report_failure(began, error)
         if is_disk_full(error):
             self._disk_full_at = monotonic()
 
@@ -299,10 +299,10 @@ class Database:
     def _retry(
         self, begin: Callable[[], AbstractContextManager[C]], work: Callable[[C], T], seconds: float
     ) -> T:
-        deadline = self._outage.deadline(seconds)
+        deadline = self.outage.deadline(seconds)
         while True:
             try:
-                with self._outage.attempt(deadline), begin() as connection:
+                with self.outage.attempt(deadline), begin() as connection:
                     return work(connection)
             except TransientError as error:
                 if monotonic() >= deadline or not (is_unavailable(error) or is_contention(error)):

@@ -101,10 +101,10 @@ class Sandbox:
 
     def __init__(self, limits: SandboxLimits, python: Python) -> None:
         self._limits = limits
-        self._process, self._control = _starter.submit(_start, limits, python).result()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.process, self._control = _starter.submit(_start, limits, python).result()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin.fileno(), self.process.stdout.fileno()
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
@@ -112,19 +112,19 @@ class Sandbox:
         """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
-        resume_below(self._process.pid)
+        resume_below(self.process.pid)
         ended = self._exchange(json.dumps(request).encode("ascii") + b"\n", printed)
         if ended is None:
-            stop_below(self._process.pid)
+            stop_below(self.process.pid)
         else:
             self.close()
         return RunResult(printed.text(), ended)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
@@ -164,7 +164,7 @@ class Sandbox:
 
     def _excess(self) -> str | None:
         """The exceeded limit as a sentence; None if there is none."""
-        members = process_tree(self._process.pid)
+        members = process_tree(self.process.pid)
         if memory_of(members, self._limits.memory) > self._limits.memory:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):

@@ -40,12 +40,18 @@ class SandboxSessions:
     """By session name. Thread-safe."""
 
     def __init__(
-        self, start: Callable[[], CodeSandbox], most: int, idle_seconds: float, share: int | None = None
+        self,
+        start: Callable[[], CodeSandbox],
+        most: int,
+        idle_seconds: float,
+        share: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`share` is of one tenant, of `most` sandboxes; half of them, rounded up, unless it is given."""
         self.most_pieces = PIECES_PER_SANDBOX * most
         """Under way at the same time, of all tenants."""
         self._start = start
+        self._clock = clock
         self._most = most
         self._idle_seconds = idle_seconds
         self._share = max(1, min(most, share if share is not None else (most + 1) // 2))
@@ -76,7 +82,7 @@ class SandboxSessions:
 
     def sweep(self) -> None:
         """Closes the sandboxes that were idle for `idle_seconds`."""
-        old = time.monotonic() - self._idle_seconds
+        old = self._clock() - self._idle_seconds
         with self._lock:
             idle = [k for k, each in self._sessions.items() if each.waiting == 0 and each.used_at < old]
             ended = [self._sessions.pop(key) for key in idle]
@@ -111,7 +117,7 @@ class SandboxSessions:
     def _leave(self, key: str | object, session: _Session, *, keep: bool) -> None:
         with self._lock:
             session.waiting -= 1
-            session.used_at = time.monotonic()
+            session.used_at = self._clock()
             self._pieces[session.tenant] -= 1
             if not self._pieces[session.tenant]:
                 del self._pieces[session.tenant]

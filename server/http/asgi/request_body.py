@@ -15,7 +15,7 @@ from server.limits.shared_limit import SharedLimit
 _DRAIN_FACTOR = 8
 """A body over the limit is read and dropped up to this multiple of the limit: many clients read the
 answer only after they have sent the whole body."""
-_LINGER_S = 2.0
+LINGER_S = 2.0
 """Seconds for draining a refused request's body: closing with unread bytes resets and destroys the answer."""
 _DROPPED_BYTES = 1024 * 1024
 """Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
@@ -106,7 +106,7 @@ async def _drop(receive: Receive) -> bool:
     """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
     left = _DROPPED_BYTES
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
+        async with asyncio.timeout(LINGER_S):
             while left >= 0:
                 message = await receive()
                 left -= len(message.get("body", b""))
@@ -122,7 +122,7 @@ def _has_body(scope: Scope) -> bool:
 
 async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends an answer, with a Content-Length, to a request whose body was not read, which is drained for
-    `_LINGER_S`: nginx's lingering close. Its last message is delayed until then.
+    `LINGER_S`: nginx's lingering close. Its last message is delayed until then.
     """
     if not _has_body(scope):
         await answer(scope, receive, send)
@@ -141,7 +141,7 @@ async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: S
     try:
         await answer(scope, receive, send_open)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 await ended.wait()
         await send(last)  # Hypercorn then reports a disconnect, which ends the draining
     except BaseException:

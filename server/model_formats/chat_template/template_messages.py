@@ -32,7 +32,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
-_MAX_ARGUMENTS = 2**20
+MAX_ARGUMENTS = 2**20
 """Maximum characters of a call's arguments; parsing them holds the GIL."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _IMAGE = "\ufdd2"
@@ -328,8 +328,8 @@ class _Writer:
     def _call(self, call: Call) -> dict[str, Any]:
         arguments: Any = call.arguments
         if self._capabilities.arguments_as_object:
-            if len(call.arguments) > _MAX_ARGUMENTS:
-                raise PromptError(f"The arguments of a call may have {_MAX_ARGUMENTS} characters.")
+            if len(call.arguments) > MAX_ARGUMENTS:
+                raise PromptError(f"The arguments of a call may have {MAX_ARGUMENTS} characters.")
             try:
                 check_size(call.arguments.encode(errors="replace"))
                 arguments = json.loads(call.arguments)

@@ -36,7 +36,8 @@ _CLAIM_TO_END = text(f"""
     {_SET_OWNER}
 """)
 _WAITING_FOR_MODEL = f"""
-    {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
+    {_UNOWNED} and background and deaths < :most_deaths
+    and model = any(cast(:models as text[])) and {NOT_HELD}
 """
 _CLAIM_WAITING = text(f"""
     with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
@@ -71,14 +72,21 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
 
 
 def claim_waiting(
-    connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+    connection: Connection,
+    me: UUID,
+    *,
+    models: Sequence[str],
+    full: Collection[str],
+    most_deaths: int,
+    limit: int,
 ) -> list[StoredResponse]:
-    """Claims background responses to generate, fairly by tenant. The next one belongs to the tenant with the
-    fewest in progress; within a tenant, it has the lowest priority number and waits longest. Tenants in
-    `full` are skipped, and those that have as many here as their settings allow. The caller's transaction has
-    passed the fence.
+    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant.
+
+    The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
+    priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
+    their settings allow. The caller's transaction has passed the fence.
     """
-    parameters = {"me": me, "models": list(models), "full": list(full)}
+    parameters = {"me": me, "models": list(models), "full": list(full), "most_deaths": most_deaths}
     limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit}
     claimed = connection.execute(_CLAIM_WAITING, {**parameters, **limits})
     return read_rows(connection, [ResponseKey(*row) for row in claimed])

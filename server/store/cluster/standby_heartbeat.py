@@ -59,9 +59,12 @@ class StandbySettings:
 class StandbyHeartbeat:
     """The standby process: started, signalled, and restarted when it has exited."""
 
-    def __init__(self, settings: StandbySettings) -> None:
+    def __init__(self, settings: StandbySettings, *, restart_seconds: float = _RESTART_SECONDS) -> None:
+        """It is started again `restart_seconds` after its last start at the earliest."""
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._restart_seconds = restart_seconds
+        self.process: subprocess.Popen[bytes] | None = None
+        """None before the start and after the stop."""
         self._started_at = 0.0
 
     def start(self) -> None:
@@ -69,22 +72,22 @@ class StandbyHeartbeat:
         self._started_at = monotonic()
         command = [sys.executable, "-P", __file__]
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C would meet it before it ignores SIGINT
             )
             self._write(json.dumps(asdict(self._settings)).encode() + b"\n")
-            assert self._process.stdin is not None
-            os.set_blocking(self._process.stdin.fileno(), False)
+            assert self.process.stdin is not None
+            os.set_blocking(self.process.stdin.fileno(), False)
         except OSError as error:
             log.warning("nobody will beat for a stalled interpreter: %s", error)
 
     def signal_alive(self) -> None:
         """Signals that the interpreter runs. Called by the heartbeat thread; never blocks."""
-        if self._process is None or self._process.poll() is not None:
-            if monotonic() - self._started_at >= _RESTART_SECONDS:
+        if self.process is None or self.process.poll() is not None:
+            if monotonic() - self._started_at >= self._restart_seconds:
                 log.warning("the standby heartbeat has ended; it is started again")
                 self.stop()
                 self.start()
@@ -94,7 +97,7 @@ class StandbyHeartbeat:
 
     def stop(self) -> None:
         """Ends the process and waits for its exit."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is None:
             return
         with suppress(OSError):
@@ -107,9 +110,9 @@ class StandbyHeartbeat:
             process.wait()
 
     def _write(self, sign: bytes) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), sign)
+        assert self.process is not None
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), sign)
 
 
 def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:

@@ -80,18 +80,21 @@ class RemovedImages(NamedTuple):
     more: bool
 
 
-def remove_unused(connection: Connection) -> RemovedImages:
-    """Deletes pictures whose last use was marked as removed, in the caller's transaction; one batch. Uses are
-    deleted with the picture's row locked. So of several removals the one that deletes the last use sees that,
-    and a use that is inserted meanwhile either waits or is seen.
+def remove_unused(
+    connection: Connection, *, max_uses: int = MAX_BATCH_USES, max_bytes: int = MAX_BATCH_BYTES
+) -> RemovedImages:
+    """Deletes pictures whose last use was marked as removed, in the caller's transaction; one batch.
+
+    Uses are deleted with the picture's row locked. So of several removals the one that deletes the last use
+    sees that, and a use that is inserted meanwhile either waits or is seen.
     """
-    claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": MAX_BATCH_USES})]
+    claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": max_uses})]
     if not claimed:
         return RemovedImages(0, False)
     named = {ImageKey(use.tenant, use.digest) for use in claimed}
     locked = arrays.fields(ImageKey, connection.execute(_LOCK, arrays.fields(ImageKey, named)).all())
     removable = connection.execute(_LOCK_UNUSED, locked).all()
-    first_batch = next(batches(removable, attrgetter("size"), MAX_BATCH_BYTES), [])
+    first_batch = next(batches(removable, attrgetter("size"), max_bytes), [])
     unused = [ImageKey(image.tenant, image.digest) for image in first_batch]
     ready = {*unused, *(ImageKey(*row) for row in connection.execute(_STILL_USED, locked))}
     done = [use for use in claimed if ImageKey(use.tenant, use.digest) in ready]
@@ -100,4 +103,4 @@ def remove_unused(connection: Connection) -> RemovedImages:
     connection.execute(_DELETE_USES, arrays.fields(UseKey, done))
     keys = arrays.fields(ImageKey, unused)
     deleted = connection.execute(_DELETE_IMAGES, keys).scalar_one() if unused else 0
-    return RemovedImages(deleted, len(claimed) == MAX_BATCH_USES or len(done) < len(claimed) or deleted > 0)
+    return RemovedImages(deleted, len(claimed) == max_uses or len(done) < len(claimed) or deleted > 0)

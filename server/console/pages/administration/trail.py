@@ -15,7 +15,7 @@ from server.store.database import Connection, set_timeouts
 
 PAGE_ROWS = 100
 _TIMES = ("since", "until")
-_FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
+FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
 """Actions whose details only admins see."""
 
@@ -23,7 +23,7 @@ CONTENT_ACTIONS = frozenset({"console.sql"})
 @pages("GET /trail")
 def show(console: ConsoleRequest) -> Answer:
     """`after` is the entry that a later page comes after."""
-    arguments = {name: value for name in _FIELDS if (value := console.argument(name))}
+    arguments = {name: value for name in FIELDS if (value := console.argument(name))}
     chosen, after = read_filter(arguments), _entry(console.argument("after"))
 
     def work(connection: Connection) -> list[audit_trail.Entry] | None:

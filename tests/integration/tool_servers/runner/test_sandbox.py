@@ -55,7 +55,7 @@ def session() -> Iterator[Session]:
 
 
 def _family(sandbox: Sandbox) -> list[int]:
-    return process_tree(sandbox._process.pid)
+    return process_tree(sandbox.process.pid)
 
 
 def _is_gone(pid: int) -> bool:
@@ -292,7 +292,7 @@ def unused_listener() -> Iterator[int]:
 
 def test_others_processes_cannot_be_killed(session: Session) -> None:
     session.says("import os, signal")
-    for pid in (os.getpid(), os.getppid(), session.sandbox._process.pid):
+    for pid in (os.getpid(), os.getppid(), session.sandbox.process.pid):
         assert "Error" in session.says(f"os.kill({pid}, 9)")
     session.says("os.kill(1, 9)")
     assert session.says("1") == "1\n"

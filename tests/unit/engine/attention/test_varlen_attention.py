@@ -18,7 +18,14 @@ from engine.kv_cache import KVCache, LayerShape
 from engine.request import Failed
 from engine.runner.input_builder import PagedInputBuilder
 from engine.scheduling.block_pool import BLANK_BLOCK
-from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
+from tests.support.engines import (
+    Bench,
+    attend_with,
+    make_prompt,
+    make_request,
+    save_random_model,
+    start_model,
+)
 from tests.support.steps import make_chunk
 from tests.support.varlen import varlen_attn
 
@@ -243,5 +250,5 @@ def test_an_engine_on_it_gives_the_same_tokens(
     expected = run(start_model(path, **sizes))
     backend = VarlenAttentionBackend(AMPERE, varlen_attn)
     choice = AttentionChoice("varlen", PAGE_SIZE, backend)
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    attend_with(monkeypatch, choice)
     assert run(start_model(path, **sizes, **{"kv_blocks": 16, **settings})) == expected

@@ -76,7 +76,10 @@ def test_each_part_of_an_answer_begins_the_time_again(clock: Clock) -> None:
 def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
         server = EngineServer("http://e")
-        queued, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
+        queued, other = (
+            SilenceTimeout(server, SILENCE),
+            SilenceTimeout(server, SILENCE),
+        )
         task = await begin(queued)
         for _ in range(10):
             assert await pass_time(clock, SILENCE - 1, queued, task)
@@ -89,7 +92,10 @@ def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_
 def test_a_call_that_has_begun_is_lost_though_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
         server = EngineServer("http://e")
-        begun, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
+        begun, other = (
+            SilenceTimeout(server, SILENCE),
+            SilenceTimeout(server, SILENCE),
+        )
         task = await begin(begun)
         begun.hear()
         assert await pass_time(clock, SILENCE - 1, begun, task)
