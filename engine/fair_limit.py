@@ -1,6 +1,7 @@
 """`FairLimit`: a bounded number of holders at a time, for which waiting callers take turns by key.
 
-Threads wait in `hold`, coroutines in `holding`.
+Threads wait in `hold`, coroutines in `holding`. For work that must not all run at once: handlers, tool calls,
+tokenizing long texts, compiling grammars, reading pictures.
 """
 
 import asyncio

@@ -392,7 +392,10 @@ class Engine(Protocol):
         """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
 
     def set_paused(self, paused: bool) -> None:
-        """Pauses or resumes stepping; requests are accepted meanwhile. Idempotent; any thread."""
+        """Pauses or resumes stepping, for back-pressure: while paused no step begins.
+
+        Requests are accepted and cancelled meanwhile. Idempotent; any thread.
+        """
 
     def stats(self) -> Stats: ...
 

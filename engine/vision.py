@@ -84,7 +84,10 @@ class ImageProcessor:
 
     @staticmethod
     def load(folder: Path, hf_config: PretrainedConfig, max_tokens: int) -> "ImageProcessor":
-        """Raises `ModelRefused`. Pictures whose tokens grow with their pixels are shrunk to `max_tokens`."""
+        """Raises `ModelRefused` if the folder has no image processor that can be used here.
+
+        Where the tokens of a picture grow with its pixels, larger pictures are shrunk to `max_tokens`.
+        """
         if hf_config.model_type not in SERVED_FAMILIES:
             raise ModelRefused(f"Pictures are not served for models of the family {hf_config.model_type}.")
         try:

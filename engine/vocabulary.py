@@ -1,4 +1,7 @@
-"""`Vocabulary`: the bytes of each token id, which may be a part of a character, from tokenizer.json."""
+"""`Vocabulary`: the bytes of each token id, from tokenizer.json; for stop strings and grammars.
+
+Frozen; any thread; no torch. Bytes, because a token may contain a part of a character.
+"""
 
 import json
 import re

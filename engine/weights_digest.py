@@ -24,7 +24,10 @@ MAX_READS = 512
 def digests_by_adapter(
     folder: Path, adapters: Iterable[tuple[str, Path]] = (), dtype: str = "float32"
 ) -> dict[str, str]:
-    """`ModelInfo.weights` of a folder and its adapters, computed with in this `dtype`. Raises OSError."""
+    """`ModelInfo.weights` of the model in a folder and of its LoRA adapters. Raises OSError.
+
+    Weights that are computed with in another `dtype` give other tokens.
+    """
     base = weights_digest(folder, base=dtype)
     return {"": base, **{name: weights_digest(adapter, base=base) for name, adapter in adapters}}
 

@@ -1,4 +1,8 @@
-"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model, and torch."""
+"""`LocalEngine`: computes requests on a thread of this process; `load` starts it with a model.
+
+Steps run on the engine thread (`core.engine_core`). torch is imported by `load` only, so that the scripted
+engine, the same class with another executor, starts without it.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,7 +70,7 @@ class LocalEngine(EngineFront):
         self._executor.close()
 
     def _wake(self) -> None:
-        """It waits for messages."""
+        """The thread waits for messages in its inbox."""
 
 
 def load(
@@ -75,7 +79,10 @@ def load(
     progress: Callable[[str], None] = lambda _line: None,
     on_dead: OnEngineDeath = lambda _why: None,
 ) -> LocalEngine:
-    """Loads the model (`progress` gets a line for each stage), starts the engine. Raises `ModelRefused`."""
+    """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts the engine.
+
+    Raises `config.ModelRefused` for a model that is not supported or cannot be loaded.
+    """
     from engine.runner.model_runner import ModelRunner  # imports torch
 
     executor, limits = ModelRunner.load(config, progress)

@@ -256,7 +256,10 @@ class BeamRequests:
         return []
 
     def _begin_step(self, shared: _SharedSearch) -> None:
-        """Submits a request for each beam, all or none; hashes new blocks only. Raises `RequestRefused`."""
+        """Submits a request for each running beam; all or none. Raises `RequestRefused`.
+
+        Runs on the engine thread between two steps, so only new blocks are hashed.
+        """
         shared.steps, shared.tables = {}, {}
         chains: list[list[bytes]] = []
         try:

@@ -35,7 +35,10 @@ class EngineFront(ABC):
         grammars: GrammarCompiler | None,
         cache_tokens: int | None = None,
     ) -> None:
-        """The thread delivers to `_beam_requests.deliver`. `cache_tokens`: of the KV cache, if known."""
+        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer.
+
+        `cache_tokens` is the number of tokens that the KV cache can hold; None if it is not known here.
+        """
         self._cache_tokens = cache_tokens
         self.model_info = model_info
         self._registry = registry
@@ -46,7 +49,10 @@ class EngineFront(ABC):
         )
 
     def check(self, request: EngineRequest) -> CheckedRequest:
-        """Any thread but the engine's; compiles a new grammar."""
+        """The request for `submit`. Raises `RequestRefused` if it could never run.
+
+        Any thread but the engine's; compiles a new grammar.
+        """
         refuse_bad_request(request, self.model_info)
         self._refuse_unsupported(request)
         refuse_bad_images(request, self.model_info, self.image_text)
@@ -67,9 +73,11 @@ class EngineFront(ABC):
         """`digest` is the SHA-256 of `data`."""
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
-        """Hashes the prompt's blocks on the calling thread.
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
 
-        `overloaded` if no more requests may run and wait, `share_full` if no more of this fairness key may.
+        Any thread; hashes the prompt's blocks on that thread.
+        `overloaded` if as many requests are unfinished as may run and wait, `share_full` if as many of this
+        fairness key are as may be.
         """
         checked = request if isinstance(request, CheckedRequest) else self.check(request)
         request = checked.request
@@ -120,7 +128,11 @@ class EngineFront(ABC):
         """The thread's own figures, without `waiting` and `paused`."""
 
     def close(self, *, drain: bool) -> None:
-        """Returns when the thread has ended, unless called on it. Without `drain` it ends a drain, too."""
+        """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.
+
+        Idempotent; a call without `drain` ends a drain in progress. Returns when the thread has ended, unless
+        called on that thread by `deliver`.
+        """
         self._registry.close("The engine is closed.")
         self._send(Close(drain))
         self._wait_until_ended()

@@ -64,7 +64,10 @@ class TrialProcess:
         return process
 
     def source_of(self, grammar: StructuredOutput) -> str:
-        """Raises `BadGrammar` beyond the bounds, `RequestRefused` if the process ends otherwise."""
+        """The Lark source of a grammar that compiles within the bounds.
+
+        Raises `BadGrammar` for another one, and `RequestRefused` if the process ends for another reason.
+        """
         source, refusal = json.loads(self._ask(json.dumps([grammar.kind, grammar.text]).encode()))
         if refusal:
             raise BadGrammar(refusal)

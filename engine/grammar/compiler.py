@@ -1,4 +1,7 @@
-"""`GrammarCompiler`: compiles grammars in a few threads, after `compile_process`, and caches them."""
+"""`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
+
+A grammar that is not cached is compiled in a bounded process first; see `compile_process`.
+"""
 
 import hashlib
 import logging
@@ -78,7 +81,10 @@ class CompiledGrammar:
 
 
 def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's compiled grammar, or its fallback's; may wait for it. Raises `RequestRefused`."""
+    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
+
+    Any thread. Waits for the compile unless the grammar is cached for this fairness key.
+    """
     grammar = request.grammar
     if grammar is None:
         return None

@@ -1,4 +1,8 @@
-"""`PrepackedLinear`: linear layers on a CPU whose weights oneDNN packs once, and not in every call."""
+"""`PrepackedLinear`: linear layers on a CPU whose weights are packed once in oneDNN's layout.
+
+With plain weights, oneDNN repacks them in every call, which dominates products of few rows, and so decoding.
+The results are those of the plain layer.
+"""
 
 import torch
 from torch import Tensor, nn

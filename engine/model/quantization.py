@@ -1,4 +1,8 @@
-"""Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly."""
+"""Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly.
+
+Load time. transformers reads quantized weights; where it would only warn and drop their scales, the model is
+refused.
+"""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -33,7 +37,11 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 
 
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
-    """To be tried in order. MXFP4 (gpt-oss) is dequantized without a GPU that computes with it, else last."""
+    """Arguments for `from_pretrained`, to be tried in order.
+
+    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. All other
+    formats are left to transformers.
+    """
     if quantization_method(hf_config) != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}

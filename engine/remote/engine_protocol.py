@@ -1,4 +1,8 @@
-"""`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O."""
+"""`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O.
+
+An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and reads answers. `http_client`
+sends them, `generation` decides which call comes next, `router` which server gets it.
+"""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -190,7 +194,10 @@ class EngineProtocol(Protocol):
         """`model` is `EngineDescription.model`."""
 
     def read_event(self, data: bytes, call: GenerateCall) -> AnswerChunk | None:
-        """None if the event has nothing of use. Raises `CallFault` for an error, or what is no event."""
+        """Reads one server-sent event's data; None if it has nothing of use or is the end mark.
+
+        Raises `CallFault` for an error event, and for data that is not what this server sends.
+        """
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         """The whole answer of a call that is not streamed. Raises `CallFault`."""

@@ -1,4 +1,8 @@
-"""`Fleet`: the engine servers of a `RemoteConfig`: discovery, probes, and the calls that `router` assigns."""
+"""`Fleet`: the engine servers of a `RemoteConfig`: discovery, probes, choice. Event loop.
+
+The I/O around `router` (which server) and `discovery` (which URLs). Other threads read `available`, `trouble`
+and wait for the first description.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,7 @@
-"""`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop."""
+"""`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop.
+
+What happens on the event loop is in `request_loop` and `fleet`.
+"""
 
 import asyncio
 import logging

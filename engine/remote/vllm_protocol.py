@@ -276,7 +276,10 @@ class VllmProtocol:
 
 
 def _sampling_params(call: GenerateCall) -> dict[str, Any]:
-    """Vllm's `SamplingParams` without defaults; end tokens are named, since the server's may be others."""
+    """Vllm's `SamplingParams`, without values that are its defaults.
+
+    End tokens are named, since the server's own may be others; it delivers the one that came.
+    """
     request, sampling = call.request, call.request.sampling
     ends = request.ends
     if request.grammar is not None:
@@ -315,7 +318,10 @@ def _sampling_params(call: GenerateCall) -> dict[str, Any]:
 
 
 def _allowed(call: GenerateCall) -> dict[str, Any]:
-    """Parameters that allow some tokens only; a grammar, of end tokens too, where they are too many."""
+    """The parameters that allow some tokens only; a grammar, where they are more than the server takes.
+
+    Such a grammar of a whole output allows the end token, too.
+    """
     is_for_one_token = call.allowed_token_ids is not None
     allowed = call.allowed_token_ids or call.request.sampling.allowed_token_ids
     if len(allowed) > MAX_IDS:

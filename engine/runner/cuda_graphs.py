@@ -97,7 +97,10 @@ def choose_buckets(
 
 
 def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record) -> Compute:
-    """Captures each bucket, the largest first. Raises `RecordingDiffers`, and errors of captures."""
+    """Captures and verifies each bucket, the largest first, whose memory the others reuse.
+
+    Raises `RecordingDiffers`, and any error of the capture.
+    """
     replays: dict[GraphBucket, GraphReplay] = {}
     try:
         for bucket in sorted(buckets, reverse=True):

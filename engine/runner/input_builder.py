@@ -1,4 +1,7 @@
-"""A step's input tensors, which go to the device in one transfer, for torch's attention or a kernel's."""
+"""A step's input tensors: `InputBuilder` for torch's own attention, `PagedInputBuilder` for a paged kernel.
+
+Engine thread. All integers of a step go to the device as one tensor in one asynchronous transfer.
+"""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence

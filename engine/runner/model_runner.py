@@ -234,7 +234,10 @@ class ModelRunner:
             self.grammars.close()
 
     def begin(self, plan: SchedulerOutput) -> RunningForward:
-        """Launches the forward pass: through a CUDA graph if one fits, else as a packed row."""
+        """Launches the forward pass: through a CUDA graph if one fits, else as a packed row.
+
+        A request with pictures goes through graphs as others do, once its prompt has been computed.
+        """
         with translate_errors():
             images = NO_IMAGES if self._images is None else self._images.prepare(plan)
             prompt_rows = _due_prompt_logprobs(plan)

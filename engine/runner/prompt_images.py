@@ -131,7 +131,7 @@ class PromptImages:
         return None
 
     def text(self, data: bytes, digest: bytes, salt: str) -> ImageText:
-        """Raises `RequestRefused` if the picture cannot be read."""
+        """The text that stands for a picture in a prompt. Raises `RequestRefused` if it cannot be read."""
         key = (salt, digest)
         try:
             layout = self._layouts.get(key)
@@ -145,7 +145,10 @@ class PromptImages:
         return layout.text
 
     def prepare(self, plan: SchedulerOutput) -> StepImages:
-        """Runs the vision tower, unless the picture is cached. Raises `SequenceFailed` if that fails."""
+        """Runs the vision tower for the picture of this step, unless its embeddings are cached.
+
+        Raises `SequenceFailed` for a request whose picture cannot be computed.
+        """
         self._deepstack = None
         if not any(chunk.sequence.request.images for chunk in plan):
             return NO_IMAGES

@@ -31,7 +31,10 @@ def changes_logits(sampling: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """The ids whose logits a request changes, with output count (0: prompt only, `UNSEEN`) and bias."""
+    """The ids whose logits a request changes, with their count in the output and their bias.
+
+    A count of 0 is a token of the prompt only, which the repetition penalty concerns.
+    """
 
     def __init__(self, request: EngineRequest) -> None:
         sampling = request.sampling
@@ -68,7 +71,10 @@ class TokenCounts:
 
 
 class PenaltyTable:
-    """Biases and penalties as `[rows, columns]`, by concerned token; unused columns repeat the first."""
+    """Biases and penalties of a batch as arrays `[rows, columns]`, one column per concerned token.
+
+    Unused columns repeat the row's first token, so that writing them changes nothing.
+    """
 
     def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
         """`rows` are the batch rows of `counts`, whose changes are picked up in each step."""
@@ -85,7 +91,10 @@ class PenaltyTable:
         self._numbers = np.empty((2, 0, 0), np.float32)
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Applies biases, then penalties, in place, to contiguous logits; for `restore_logits`, if any."""
+        """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
+
+        Returns the argument for `restore_logits`, or None if nothing was changed.
+        """
         width = max(map(len, self._counts))
         if width == 0:
             return None

@@ -21,7 +21,10 @@ class RowLogprobs:
     """Normalizers, top tokens and named logprobs of rows, computed before the logits are changed."""
 
     def __init__(self, logits: Tensor, top_count: int, named_ids: Tensor | None = None) -> None:
-        """Of float32 `logits` `[rows, vocabulary]`; `named_ids` is `[rows, any number]`."""
+        """`logits` `[rows, vocabulary]` in float32; `top_count` top tokens are kept per row.
+
+        And the ids of the row of `named_ids`, `[rows, any number]`.
+        """
         maxima = chunk_max(logits)
         highest = maxima.amax(dim=1, keepdim=True)
         self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest

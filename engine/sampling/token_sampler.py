@@ -194,7 +194,11 @@ def _resample_top_p(
 def resample_without_reading(
     token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> Tensor:
-    """Resamples, without looking, as often as `attempts_for` says; then takes a row's likeliest token."""
+    """Resamples the tokens of `group.top_p_rows` without a look whether one is outside.
+
+    Every row has as many attempts as `attempts_for` says. A row that is still outside takes its likeliest
+    token.
+    """
     index = group.top_p_rows
     assert index is not None
     weights, limits = weights[index], limits[index]

@@ -32,7 +32,10 @@ def root_digest(salt: str, adapter: str = "") -> bytes:
 
 
 def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """The digest of all tokens to a block's end. Cryptographic: a collision would show another's text."""
+    """The digest of a block, over all tokens from the start of the sequence to the block's end.
+
+    Cryptographic, because a collision would let one request attend to another's text.
+    """
     return hashlib.blake2b(previous + array("i", token_ids).tobytes(), digest_size=32).digest()
 
 

@@ -53,11 +53,14 @@ class FairWaitingQueue:
         return self._levels[self.best_priority()].peek()
 
     def best_priority(self) -> int:
-        """The queue must not be empty."""
+        """The priority of the next request. The queue must not be empty."""
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
     def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
-        """The next of a key not in `keys` that has no preempted request of as good a priority."""
+        """The next request of a key that is not in `keys` and has no preempted request before it.
+
+        Preempted requests of worse priority do not count: they may have to wait long.
+        """
         passed_over = set(keys)
         for _, level in sorted(self._levels.items()):
             passed_over.update(sequence.request.fairness_key for sequence in level.preempted)

@@ -1,4 +1,8 @@
-"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents."""
+"""`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents.
+
+The settings are declared in `setting_groups/`. docs/configuration.md and `holdfast serve --help` are made
+from `settings()`.
+"""
 
 import base64
 import re

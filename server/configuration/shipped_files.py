@@ -27,7 +27,10 @@ def demo_model_folder() -> Path:
 
 
 def model_folder(config: Config) -> Path:
-    """The configured model's folder; in a Hugging Face cache the snapshot of main. Raises ConfigError."""
+    """The configured model's folder; of a model in a Hugging Face cache, the snapshot of its branch main.
+
+    Raises ConfigError if it is not a model folder or may not be read.
+    """
     folder = config.model or demo_model_folder()
     try:
         found = _snapshot(folder)

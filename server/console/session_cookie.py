@@ -56,7 +56,10 @@ def is_form_token(seal: Seal, token: str, cookie: str) -> bool:
 
 
 def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConnection:
-    """The request with its cookie's key as its `Authorization`, if it has none and the cookie holds."""
+    """The request as an API client would have sent it: the cookie's key is its `Authorization`.
+
+    A request with a header of its own, or without a cookie that holds, stays as it is.
+    """
     cookie = request.cookies.get(COOKIE)
     if cookie is None or "authorization" in request.headers:
         return request

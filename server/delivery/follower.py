@@ -1,4 +1,8 @@
-"""The follower thread: reads the logs of watched responses that run elsewhere, for their readers here."""
+"""The follower thread: reads committed events of responses that run elsewhere, for their readers here.
+
+It reads the logs of all watched responses in one query, again and again with pauses, the first time when a
+reader comes.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -120,7 +124,9 @@ class Follower:
         return bool(updates)
 
     def _publish_alone(self, watched: Subscription) -> bool:
-        """`_publish_together` of one; an undecodable one is gone, a slow one tried again."""
+        """`_publish_together` of one. If what is stored cannot be decoded, its readers are told that there is
+        nothing more; if it took too long, it is tried again with the next read.
+        """
         try:
             return self._publish_together([watched])
         except DatabaseError as error:

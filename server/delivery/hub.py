@@ -117,7 +117,9 @@ class Channel:
             self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop `grace` after the last reader, at once if not stored."""
+        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
+        once if the response is not stored, because then no reader can come back.
+        """
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:
@@ -228,7 +230,11 @@ class Hub:
             return channel
 
     def begin_at(self, channel: Channel, position: int) -> None:
-        """Declares that readers have all frames before `position`, read after `watch`. Any thread."""
+        """Declares that the readers of a watched channel have all frames before `position`. Any thread.
+
+        `position` must come from a read of the store after `watch`: frames committed between a read and a
+        later `watch` would be in neither.
+        """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 

@@ -231,7 +231,10 @@ def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
 
 
 def running_postmaster(directory: ClusterDirectory) -> Postmaster | None:
-    """The Postgres that works on this cluster; None if `postmaster.pid` is stale or names another process."""
+    """The Postgres that works on this cluster, if `postmaster.pid` names a live one.
+
+    The file may be stale, empty, or name a process that only happens to have that number now.
+    """
     try:
         words = (directory.pgdata / "postmaster.pid").read_text(errors="replace").split()
         pid = int(words[0])

@@ -23,7 +23,7 @@ class EmbeddedError(Exception):
 
 
 class PopenIdentity(TypedDict):
-    """Arguments of `subprocess`."""
+    """The arguments with which `subprocess` starts a program as another user."""
 
     user: int | None
     group: int | None
@@ -129,8 +129,10 @@ def _login_group(status: os.stat_result) -> int:
 
 
 def default_data_dir(home: Path, xdg_data_home: Path | None = None) -> Path:
-    """`$XDG_DATA_HOME/holdfast` or `~/.local/share/holdfast`; for root `/var/lib/holdfast`, where the user
-    that Postgres runs as cannot get there.
+    """Where the embedded database lives unless told otherwise.
+
+    `$XDG_DATA_HOME/holdfast` or `~/.local/share/holdfast`; for root, `/var/lib/holdfast` when the
+    user that Postgres runs as cannot get there (root's home is usually closed to everyone).
     """
     personal = (xdg_data_home or home / ".local" / "share") / "holdfast"
     if sys.platform == "win32" or os.geteuid() != 0:

@@ -1,4 +1,8 @@
-"""Turns a parser's deltas into OpenAI's stream events: the same deltas give the same events and ids. Pure."""
+"""Turns a parser's deltas into OpenAI's stream events, from the first after acceptance to the terminal one.
+
+Pure: the same deltas give the same events with the same ids, in OpenAI's order, numbered without a gap. The
+state is the open item and the finished items.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime

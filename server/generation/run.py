@@ -119,7 +119,10 @@ class Run:
     def feed_logged_tokens(
         self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
     ) -> list[Event]:
-        """The events of a turn's logged tokens; deltas may be cut otherwise than those in `events`."""
+        """The events that a turn's logged tokens give now; `events` are those that they gave then.
+
+        Their deltas may be cut differently from the logged ones; their text is the same.
+        """
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
         self._resumed_tokens = self._decoder.token_count if self.has_stopped else len(token_ids)
@@ -296,7 +299,10 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response; `readable` unless the parser raised and lost its text."""
+        """The last events of a failed response, with the output up to now.
+
+        Pass `readable=False` after the parser has raised: the text that it held back is lost.
+        """
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)

@@ -1,4 +1,8 @@
-"""The events of an item that the model writes: message, reasoning with its summary, client's call. Pure."""
+"""The events of one output item that the model writes: message, reasoning with its summary, client's call.
+
+Pure. Order: item added, part added, deltas, text done, part done, item done; calls have no parts. A summary
+repeats the reasoning while it is streamed: part added, text deltas, text done, part done.
+"""
 
 import re
 from collections.abc import Callable, Sequence

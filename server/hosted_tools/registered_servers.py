@@ -53,7 +53,11 @@ class RegisteredServers:
     def headers(
         self, label: str, caller_headers: Mapping[str, str], tenant: str, session: str | None
     ) -> dict[str, str]:
-        """The caller's headers, with the server's token and a session id of MACs of tenant and session."""
+        """The headers sent to a server: the caller's, with the session id and the token replaced.
+
+        The session id is `<MAC of the tenant>.<MAC of the session>`. The session is the caller's own value of
+        the header, else `session`; without either there is no session id.
+        """
         reserved = (SESSION_HEADER, TOKEN_HEADER)
         headers = {name: value for name, value in caller_headers.items() if name.lower() not in reserved}
         sessions = [value for name, value in caller_headers.items() if name.lower() == SESSION_HEADER]

@@ -88,7 +88,10 @@ class Authenticator:
         return not self._key_required.is_set() or digest_of(_bearer_text(authorization)) in self._valid
 
     def authenticate(self, request: HTTPConnection) -> Caller:
-        """The caller. Raises NotAuthenticated, WrongHost, WrongOrigin; for a token NotReady, Overloaded."""
+        """The caller of a request or of a WebSocket.
+
+        Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or Overloaded.
+        """
         key = _bearer_token(request)
         if not self._is_key_required():
             caller = self._keyless_caller()

@@ -76,11 +76,12 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
-    """Logs what an operator should know of a request that is answered with this error, and notes its code for
-    the access line.
+    """Logs what an operator should know of a request that is answered with this error.
 
-    The error forgets the calls that raised it: it is in a reference cycle, by which their variables, which
-    may be a whole history, would stay until a collection of garbage.
+    That is the cause of an InternalError, of which the client learns nothing; a limit that was reached; a
+    key that was refused. Notes the error's code for the access line, and has the error forget the calls that
+    raised it: as part of the request's state it is in a reference cycle, so their variables, which may be a
+    whole history and its prompt, would stay until a collection of garbage, which does not count bytes.
     """
     request = CURRENT.get()
     if request is not None:

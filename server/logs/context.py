@@ -21,7 +21,10 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """The request or WebSocket message that the current task or thread serves, as far as it is known."""
+    """The HTTP request, or the message over a WebSocket, that the current task or handler thread serves.
+
+    Set where the request arrives, completed as more of it becomes known. Threads of the pools share it.
+    """
 
     request_id: str
     route: str = ""

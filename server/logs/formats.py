@@ -49,7 +49,10 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """`time LEVEL logger: message field=value …` without what the message says; an indented traceback."""
+    """`time LEVEL logger: message field=value …`; the lines of a traceback follow, indented.
+
+    A field of IN_MESSAGE that the message says already is left out.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

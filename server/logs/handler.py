@@ -30,7 +30,11 @@ class _Window(Generic[T]):
 
 
 class RepeatFolder(Generic[T]):
-    """Decides which lines are written: `admit` for each, and `expire` once a second for what was counted."""
+    """Decides which lines are written. Times are the caller's, in monotonic seconds.
+
+    Call `admit` for each line, and `expire` about once a second, so that the count of a storm that has ended
+    is written, too.
+    """
 
     def __init__(self, seconds: float = FOLD_SECONDS, max_keys: int = MAX_KEYS) -> None:
         self._seconds = seconds
@@ -56,7 +60,10 @@ class RepeatFolder(Generic[T]):
         return True
 
     def expire(self, now: float) -> list[tuple[T, int]]:
-        """The lines whose window is over, and how many were left out in it; their next window begins now."""
+        """The lines whose window is over and how many were left out in it, if any were.
+
+        Such a line's next window begins now: a storm that goes on is one line in each window.
+        """
         due, self._evicted = self._evicted, []
         for key, window in list(self._windows.items()):
             if now - window.since < self._seconds:

@@ -99,8 +99,9 @@ class Erasure:
         return self.outcome
 
     def run(self, seconds: float) -> Outcome:
-        """Removes; gives up after about so many seconds, with what is left for the next run. Raises
-        DatabaseError.
+        """Removes; gives up after about so many seconds, with what is left for the next run.
+
+        Raises DatabaseError.
         """
         self._until = self._clock() + seconds
         revoked = self._user is None and self._transaction(self._revoke_keys)

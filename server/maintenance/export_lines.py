@@ -30,8 +30,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
-    """The lines, each with its end, in the snapshot of the connection. Raises DatabaseError; NotFound before
-    the first line if the tenant or the user is unknown.
+    """The lines, each with its end, in the snapshot of the connection.
+
+    Raises DatabaseError; NotFound before the first line if the tenant or the user is unknown.
     """
     counts: Counter[str] = Counter()
     objects = _objects(connection, subject, counts)

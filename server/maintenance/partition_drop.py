@@ -56,6 +56,7 @@ class PartitionDrop:
 
     def run(self) -> Counter[str]:
         """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
+
         A partition that is in use stays for the next run.
         """
         return self._run("responses")
@@ -101,6 +102,7 @@ class PartitionDrop:
 
     def _due(self, connection: Connection, table: str) -> Sequence[Sequence[Partition]]:
         """Due partitions; one of responses with those of the other tables of CONTENT that have its range.
+
         Partitions of responses that lack one of the others are left out.
         """
         with connection.begin():

@@ -68,7 +68,10 @@ def _buckets(values: Distribution) -> Iterator[tuple[str, float]]:
 
 
 class BoundedLabels:
-    """At most `limit` label values of one kind, each for ever, so that no caller adds series without end."""
+    """Label values of one kind, at most `limit` of them, so that no caller can add series without end.
+
+    Thread-safe. What has been given once is given for ever: a series never changes its name.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,4 +1,5 @@
 """Reasoning parser: the tags of each model family's reasoning, which comes at most once, before the answer.
+
 White space around the tags belongs to neither side. A model may repeat the start tag that its prompt ended
 with. A tool call's opener, if it is a special token, also ends the reasoning.
 """

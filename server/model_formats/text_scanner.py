@@ -62,7 +62,10 @@ class Scanner:
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of these tokens; returns whether it must be read before more."""
+        """Appends the text of the tokens with these indices; returns whether it must be read before more.
+
+        Otherwise it is read with the next one, to the same effect.
+        """
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
@@ -170,7 +173,10 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop to `sink`; returns the stop, which is consumed, or ""."""
+        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
+
+        With `drops_half`, a stop that the end cuts off is not passed on.
+        """
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:

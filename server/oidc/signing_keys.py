@@ -130,7 +130,9 @@ class SigningKeys:
         """The fetch under way."""
 
     def find(self, kid: str | None, algorithm: str) -> SigningKey:
-        """Raises NotReady during a fetch, NotAuthenticated for no such key, Overloaded if none is known."""
+        """Raises NotReady while the keys are fetched, NotAuthenticated for a key that does not exist, and
+        Overloaded if that is not known because the issuer does not answer.
+        """
         with self._lock:
             now = self._clock()
             age = math.inf if self._fetched_at is None else now - self._fetched_at
@@ -185,7 +187,10 @@ class _Discovery(msgspec.Struct):
 
 
 def fetch_keys(issuer: str) -> list[SigningKey]:
-    """The issuer's keys by OpenID Connect Discovery, within twice FETCH.seconds. Raises ValueError."""
+    """The issuer's keys by OpenID Connect Discovery: its configuration names the address of its key set.
+
+    Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
+    """
     try:
         discovered = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -46,7 +46,8 @@ def await_database(
 ) -> bool:
     """Serves health until this release can serve on the database; False after SIGTERM or SIGINT.
 
-    Raises ConfigError for what no waiting helps against.
+    At most `connections` are open at a time. Raises ConfigError for what no waiting helps against, such as a
+    schema that a newer release has made for itself alone.
     """
     install_patches()
     settings = hypercorn_settings(config)

@@ -1,4 +1,8 @@
-"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools."""
+"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools.
+
+With an issuer of access tokens every caller is authenticated, and none is needed.
+A worker serves nothing but health, so it may listen anywhere.
+"""
 
 from time import monotonic, sleep
 

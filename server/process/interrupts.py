@@ -26,7 +26,10 @@ class _State:
 
 
 def exit_on_interrupt() -> None:
-    """Installs the handler while nothing is open, also for SIG_IGN of a background job. Main thread only."""
+    """Installs the handler for the phase in which nothing is open. Main thread only.
+
+    Replaces SIG_IGN, too, which a script's background job inherits: a ready server also handles SIGINT.
+    """
     _State.act = exit_interrupted
     signal.signal(signal.SIGINT, _handle)
 

@@ -99,7 +99,10 @@ class OpenDatabase:
         return list(session_check.complaints(session_check.probe_durability(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
-        """Restarts an embedded Postgres that has stopped. A failure is logged; a later call tries again."""
+        """Restarts an embedded Postgres that has stopped; does nothing for an external one.
+
+        A failure, such as a full disk, is logged; a later call tries again.
+        """
         if self._embedded is None:
             return
         try:
@@ -118,14 +121,20 @@ class OpenDatabase:
             raise ConfigError(BEHIND)
 
     def can_serve(self) -> bool:
-        """`is_ready`, after `check_sessions` once. Raises DatabaseAway or ConfigError."""
+        """`is_ready`, after `check_sessions` has succeeded once.
+
+        Raises DatabaseAway while an external database takes no connections, and ConfigError as both do.
+        """
         if not self._sessions_are_sound:
             self.check_sessions()
             self._sessions_are_sound = True
         return self.is_ready()
 
     def is_ready(self) -> bool:
-        """Whether this release can serve on the schema, which is migrated if embedded. Raises ConfigError."""
+        """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
+
+        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
+        """
         state = self._state()
         if state == "behind" and self.is_embedded:
             self._migrate(UPGRADE_S)

@@ -1,5 +1,6 @@
-"""The threads of a server process, started and stopped in order.
+"""The threads of a server process: started and stopped in order.
 
+`shutdown` has what happens at SIGTERM; then everything is written and the threads end in the order of `stop`.
 Hypercorn runs in this process: a kill leaves no orphan.
 """
 
@@ -129,7 +130,10 @@ class ServerProcess:
 def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
-    """The lines of a server that listens, with a first request to copy, by OpenAI's variable. Pure."""
+    """Return the lines that a server prints once it listens, with a first request to copy. Pure.
+
+    A request that needs a key takes it from the variable that OpenAI's clients read.
+    """
     asked = ANY_ADDRESS.get(host, host)
     base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
     where = f"{base}/v1" if asked == host else f"{base}/v1 and every other address of this machine"

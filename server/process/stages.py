@@ -1,4 +1,8 @@
-"""The parts of a server process, made in stages, each of the one before; nothing is started here."""
+"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving, Operated.
+
+Each stage is made of the one before it, so that nothing can be made before what it needs. Nothing is started
+here.
+"""
 
 import asyncio
 import logging

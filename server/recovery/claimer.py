@@ -343,7 +343,11 @@ class Claimer:
             raise
 
     def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The rebuilt run; None if nothing is left to do now. Raises _Unreadable or DatabaseError."""
+        """The rebuilt run; None if that fails, after which nothing is left to do for this response now.
+
+        What is stored of it ends it only if it is undecodable itself. Raises _Unreadable if others cannot be
+        read either, or DatabaseError while the database does not answer.
+        """
         try:
             with self._database.begin() as connection:
                 rebuilt = rebuild(connection, claimed, self._served)

@@ -1,4 +1,8 @@
-"""`previous_input_messages`, vLLM's history from the client, a chat's or harmony's, without instructions."""
+"""`previous_input_messages`, vLLM's history that the client sends, as input items.
+
+They are a chat's messages (`role`) or harmony's (`author`, `channel`, `recipient`). System and developer
+messages of that history are dropped: instructions are those of the newest request.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -204,7 +204,10 @@ def with_own_ids(
     tenant: str,
     lasting: Container[str] = (),
 ) -> list[Item]:
-    """The items with new ids, but for lasting ones, and changed references between them."""
+    """The items with new ids, but for the lasting ones, and references between them changed accordingly.
+
+    `given` is the input that they were resolved from; elements that are no items are skipped.
+    """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):

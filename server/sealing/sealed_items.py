@@ -80,8 +80,9 @@ UNREADABLE = "[Earlier parts of this conversation were compacted by another serv
 
 
 def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
-    """The items as a model reads them: a compaction becomes a developer message with its summary. A
-    response's own compaction replaces everything before it. Reasoning that another server has sealed stays
+    """The items as a model reads them: a compaction becomes a developer message with its summary.
+
+    A response's own compaction replaces everything before it. Reasoning that another server has sealed stays
     without content; every model format skips it.
     """
     unsealed: list[Item] = []

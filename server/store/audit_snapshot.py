@@ -141,9 +141,10 @@ class PageTime:
 
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
-    """A transaction that sees one state of the database and can change nothing. What is read of a page is
-    compared before more of it is fetched, which may take a slow machine longer than a transaction of the
-    server may be idle.
+    """A transaction that sees one state of the database and can change nothing.
+
+    What is read of a page is compared before more of it is fetched, which may take a slow machine longer than
+    a transaction of the server may be idle.
     """
     with connection.begin():
         connection.execute(text("set transaction isolation level repeatable read, read only"))
@@ -266,8 +267,9 @@ def _replays(
     hot: Sequence[LogRow],
     compacted: AuditedStream | None,
 ) -> list[Replay]:
-    """The log as read from the start, just after it, the middle and the last event. None of a log that cannot
-    be read at all: whoever looks at its rows finds that.
+    """The log as read from the start, just after it, the middle and the last event.
+
+    None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
     last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
     firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
@@ -350,9 +352,10 @@ def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation
 
 
 def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
-    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry. Excluded
-    are keys from the lifetime of a dead replica, with which an unstored response may have been lost. Younger
-    keys may belong to an unstored response that still runs.
+    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
+
+    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
+    Younger keys may belong to an unstored response that still runs.
     """
     with snapshot(connection):
         return [

@@ -44,6 +44,7 @@ class Acknowledged(NamedTuple):
 
 def fence_query(replica: UUID, probe: Probe | None) -> str:
     """SQL that share-locks the replica's row; selects the time in microseconds and whether the probe matches.
+
     Without a row the replica is not alive. It has no parameters, for an exchange of several statements.
     """
     match = "true" if probe is None else f"exists ({_select(probe)})"

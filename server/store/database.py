@@ -133,8 +133,9 @@ class SharedOutage:
 
 
 class Database:
-    """A connection pool for handlers, and dedicated connections for threads. `url` is a libpq URL
-    (`postgresql://…`).
+    """A connection pool for handlers, and dedicated connections for threads.
+
+    `url` is a libpq URL (`postgresql://…`).
     """
 
     def __init__(
@@ -271,10 +272,11 @@ class Database:
             )
 
     def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:
-        """The result of `work` in a transaction, which is retried after transient errors. `work` must be
-        idempotent, because the answer to a successful commit may have been lost. Retries end `seconds` after
-        the first try, or after the start of an outage in progress, and the last DatabaseError is raised. Each
-        try has timeouts of its own.
+        """The result of `work` in a transaction, which is retried after transient errors.
+
+        `work` must be idempotent, because the answer to a successful commit may have been lost. Retries end
+        `seconds` after the first try, or after the start of an outage in progress, and the last DatabaseError
+        is raised. Each try has timeouts of its own.
         """
         return self._retry(partial(self._begin, self._pool_engine), work, seconds)
 
@@ -283,14 +285,17 @@ class Database:
         return self._retry(partial(self._begin, self._snapshot_engine), work, RETRY_S)
 
     def autocommit(self, work: Callable[[Connection], T]) -> T:
-        """`write` in autocommit mode, where a statement takes one exchange with the server. Through a pooler
-        it is a transaction, which takes three.
+        """`write` in autocommit mode, where a statement takes one exchange with the server.
+
+        Through a pooler it is a transaction, which takes three.
         """
         return self._retry(partial(self._begin, self._autocommit_engine), work, RETRY_S)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
         """The value in the one row of a statement with parameters $1, $2, …, in autocommit mode, retried
-        likewise. For statements of every request: it takes half of the CPU time of `autocommit`.
+        likewise.
+
+        For statements of every request: it takes half of the CPU time of `autocommit`.
         """
         return self._retry(
             self._psycopg_connection, lambda connection: connection.scalar(query, values), RETRY_S
@@ -310,8 +315,9 @@ class Database:
             sleep(_PAUSE_S)
 
     def now(self) -> datetime:
-        """The database's time: its last reading, and the seconds that have passed here since. It is never
-        ahead of the database's clock, unless that was set back within `_READING_S`.
+        """The database's time: its last reading, and the seconds that have passed here since.
+
+        It is never ahead of the database's clock, unless that was set back within `_READING_S`.
         """
         if self._reading is None or monotonic() - self._reading[0] > _READING_S:
             time = self.autocommit(clock)

@@ -76,8 +76,9 @@ class DatabaseUser:
 
 
 def create_roles(url: str) -> None:
-    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers. Of
-    several processes one does at a time, and none while another migrates.
+    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers.
+
+    Of several processes one does at a time, and none while another migrates.
     """
     with _owner(url) as connection, schema_session.connect(url) as lock, schema_session.migration_lock(lock):
         for _ in range(_MOST_DEADLOCKS):

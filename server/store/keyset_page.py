@@ -15,6 +15,7 @@ def page(
     descending: bool,
 ) -> Select[Any]:
     """One row more than `limit` of those whose `order` columns come after the values `after`; all without it.
+
     The columns together must be unique and not null.
     """
     if after is not None:

@@ -50,8 +50,9 @@ class SessionProbe:
 
 
 def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
-    """Connects to the URL of a setting, and looks at its session. Raises ConfigError unless its time limits
-    hold, DatabaseAway if it takes no connections at the moment.
+    """Connects to the URL of a setting, and looks at its session.
+
+    Raises ConfigError unless its time limits hold, DatabaseAway if it takes no connections at the moment.
     """
     try:
         with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
@@ -71,8 +72,9 @@ def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
 
 
 def require_session(setting: str, url: str) -> None:
-    """Raises ConfigError if the URL of that setting gives each transaction a process of its own: a pooler. A
-    pooler in transaction mode gives the process of an idle session to the next transaction of another.
+    """Raises ConfigError if the URL of that setting gives each transaction a process of its own: a pooler.
+
+    A pooler in transaction mode gives the process of an idle session to the next transaction of another.
     """
     with_timeouts = with_network_timeouts(url)
     try:
@@ -97,8 +99,9 @@ def _backend_of(connection: psycopg.Connection) -> int:
 
 
 def no_answer(url: str, message: str) -> ConfigError:
-    """The error for a connection that failed: a DatabaseAway, unless trying again would not help. A wrong
-    password or a database that does not exist are answers.
+    """The error for a connection that failed: a DatabaseAway, unless trying again would not help.
+
+    A wrong password or a database that does not exist are answers.
     """
     passes = any(said in message for said in _PASSING_REFUSALS)
     kind = DatabaseAway if passes or not accepts_connections(url) else ConfigError
@@ -107,6 +110,7 @@ def no_answer(url: str, message: str) -> ConfigError:
 
 def accepts_connections(url: str) -> bool:
     """Whether Postgres accepts connections there. True for a URL that cannot be used: connecting says why.
+
     Postgres is asked as `pg_isready` does: without a login.
     """
     try:

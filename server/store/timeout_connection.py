@@ -74,6 +74,7 @@ _NOT_READY = 0
 
 class TimeoutConnection(psycopg.Connection[Any]):
     """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
+
     The time applies to each exchange with the server; COPY of many rows consists of many.
     """
 
@@ -99,8 +100,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own. It
-        takes one exchange with the server; three where a transaction begins with settings.
+        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
+
+        It takes one exchange with the server; three where a transaction begins with settings.
         """
         self.autocommit = not self.transaction_settings
         try:
@@ -157,8 +159,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return True
 
     def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
-        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY. Raises
-        psycopg.Error, also for a result that is an error unless `allow_errors`.
+        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY.
+
+        Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
         poll = select.poll()
         poll.register(self.pgconn.socket)
@@ -191,6 +194,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
 def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = False) -> TimeoutConnection:
     """A connection that reads and writes JSON columns as text, so that stored JSON keeps its bytes.
+
     `settings` hold for the session, besides those in the URL. With `pooled`, where a pooler may give each
     transaction another session, they hold for each transaction, and no statement is prepared.
     """
@@ -214,6 +218,7 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
 
 class _TimeLoader(TimestamptzLoader):
     """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
+
     Otherwise one such row fails every statement that reads it.
     """
 
@@ -228,6 +233,7 @@ class _TimeLoader(TimestamptzLoader):
 
 def synchronous(url: str) -> SessionSettings:
     """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name.
+
     Sessions set it themselves, since it may be off by default in the cluster, the database or the role.
     """
     named = _SYNCHRONOUS_COMMIT.findall(str(conninfo_to_dict(url).get("options") or ""))

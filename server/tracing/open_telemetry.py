@@ -1,4 +1,8 @@
-"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which reads its own variables and drops spans if slow."""
+"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which exports by OTLP over HTTP on a thread of its own.
+
+The SDK reads its own variables (OTEL_EXPORTER_OTLP_…, OTEL_TRACES_SAMPLER, OTEL_BSP_…, OTEL_SERVICE_NAME).
+Its queue is bounded: while no collector answers, spans are dropped.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping

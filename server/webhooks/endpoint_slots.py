@@ -42,7 +42,11 @@ class EndpointSlots:
         return self._senders - sum(endpoint.under_way for endpoint in self._endpoints.values())
 
     def room(self, due: Iterable[UUID], now: float) -> dict[UUID, int]:
-        """The further attempts that may begin, by endpoint; of those not trusted the least failed first."""
+        """The number of further attempts that may begin, by endpoint; endpoints without any are left out.
+
+        Of the endpoints that are not trusted those come first that have failed least here, in the order of
+        `due`.
+        """
         states = {key: self._endpoints[key] for key in due}
         states = {key: state for key, state in states.items() if state.paused_until <= now}
         room = {key: PER_ENDPOINT - state.under_way for key, state in states.items() if state.is_trusted}

@@ -42,7 +42,10 @@ class Verdict:
 def judge(
     answer: ReceiverAnswer, attempt: int, first_pause: float, now: datetime, random: Callable[[], float]
 ) -> Verdict:
-    """`attempt` counts from 1; `random` spreads attempts. Only 200 to 299 is receipt."""
+    """`attempt` counts from 1; `random` returns numbers from 0 to 1, which spread attempts over time.
+
+    Only 200 to 299 is receipt. Redirects are not followed: they are failures, as OpenAI's are.
+    """
     status = answer.status
     if status is not None and 200 <= status < 300:
         return Verdict(None)

@@ -35,7 +35,10 @@ def event_body(event: UUID, event_type: str, created_at: int, response: UUID) ->
 
 
 def message_headers(delivery: UUID, sent_at: int, body: bytes, signing: Sequence[str]) -> dict[str, str]:
-    """The headers of an attempt at `sent_at`, signed with each secret; `webhook-id` stays the same."""
+    """The headers of an attempt at the Unix time `sent_at`, signed with each of the secrets.
+
+    `webhook-id` is the same in every attempt, so that receivers can tell repetitions.
+    """
     message_id = webhook_id(delivery)
     return {
         "content-type": "application/json",

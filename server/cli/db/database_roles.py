@@ -91,7 +91,10 @@ def _password_in(passfile: Path, user: str) -> str | None:
 
 
 def _write_passfile(passfile: Path, user: str, password: str) -> None:
-    """Puts the file there as a whole, for its owner alone, once the password is set. Raises ConfigError."""
+    """Puts the file there as a whole, readable for its owner alone, which libpq requires.
+
+    It comes after the password is set: who finds the file can log in. Raises ConfigError.
+    """
     unfinished = passfile.with_name(f".{passfile.name}.{os.getpid()}")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -38,7 +38,10 @@ class _Place(msgspec.Struct):
 def event_page(
     rows: Sequence[LogRow], first: int, limit: int, *, created_at: datetime, contents: bool
 ) -> list[dict[str, Any]]:
-    """At most `limit` events from `first` on, fewer beyond `MAX_BYTES`; `ms` counts from `created_at`."""
+    """At most `limit` events from sequence number `first` on, fewer if they exceed `MAX_BYTES`.
+
+    `ms` counts from `created_at`. Without contents there is neither `delta` nor `payload`.
+    """
     page: list[dict[str, Any]] = []
     size = 0
     for row, event in _events(rows, first):

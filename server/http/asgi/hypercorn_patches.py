@@ -35,7 +35,10 @@ class _Refused(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """A request's head. A proxy may parse bare LFs and folded headers, which h11 accepts, differently."""
+    """A request's head, whose lines must end in CR LF and must not be folded.
+
+    h11 accepts a bare LF and folded headers, which a proxy may parse differently.
+    """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         before = bytes(self._data)
@@ -50,7 +53,11 @@ class StrictBuffer(ReceiveBuffer):
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 only; requests that a proxy might parse differently are refused. `Upgrade: h2c` is ignored."""
+    """HTTP/1.1 only; requests that a proxy might parse differently are refused (request smuggling).
+
+    Examples are a Content-Length beside a Transfer-Encoding, or two Authorization headers. `Upgrade: h2c` is
+    ignored, as RFC 9110 allows.
+    """
 
     async def initiate(self) -> None:
         await super().initiate()

@@ -37,8 +37,9 @@ def build_grammar(
     reasoning: ReasoningFormat | None,
     constraints: OutputConstraints,
 ) -> StructuredOutput | None:
-    """The grammar, for required calls a chain to less strict ones; None without constraints. Raises
-    PromptError.
+    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
+
+    Required calls get a chain of grammars, from the most to the least strict schema.
     """
 
     def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:

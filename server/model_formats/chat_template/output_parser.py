@@ -1,4 +1,7 @@
-"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, and `PlainParser` for text."""
+"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, `PlainParser` for mere text.
+
+A special token that is markup becomes one character of the text, its sign; see `special_tokens`.
+"""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -162,7 +165,10 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call."""
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
+
+    With `must_call`, a truncated beginning of a call is not emitted as text.
+    """
     answer.buffers_space = calls is not None
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
@@ -214,7 +220,10 @@ def _read_calls(
 
 
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
+
+    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False

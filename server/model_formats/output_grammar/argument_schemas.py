@@ -1,4 +1,7 @@
-"""Readers of JSON schemas of tools' arguments: properties, types, `$ref` targets, alternatives. Pure."""
+"""Readers of the JSON schemas of tools' arguments: properties, types, `$ref` targets, `anyOf` alternatives.
+
+Every subschema that they return has the `$defs` that it may reference. Invalid keywords are ignored. Pure.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

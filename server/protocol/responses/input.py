@@ -212,7 +212,10 @@ def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
 
 
 def has_lasting_id(item: Item) -> bool:
-    """Whether the id is well-formed for its type. An MCP item's never lasts: it tells who wrote it."""
+    """Whether an item that is sent with this id keeps it: it is well-formed for the item's type.
+
+    The id of an MCP item says whether this server has written it, so it never lasts.
+    """
     prefix = _SENT_PREFIXES.get(type(item))
     return prefix is not None and ids.is_item_id(item.id, prefix)
 

@@ -35,8 +35,9 @@ MAX_TAG = 64
 
 
 def tags_of(metadata: Mapping[str, str]) -> str | None:
-    """The JSON of the pairs whose values are short; None if there is none. Pure. Requests are bounded to 16
-    pairs, with names of 64 characters.
+    """The JSON of the pairs whose values are short; None if there is none. Pure.
+
+    Requests are bounded to 16 pairs, with names of 64 characters.
     """
     tags = {name: value for name, value in metadata.items() if len(value) <= MAX_TAG}
     return json.dumps(tags) if tags else None
@@ -97,9 +98,10 @@ _REMOVE_OLDER = """
 
 
 def remove_older(connection: Connection, days: int, expired: ExpiredRange) -> int:
-    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many. Entries of
-    stored responses stay, and such that the sums by day do not have yet. Of a range `until` an earlier time
-    go those that are older by then.
+    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
+
+    Entries of stored responses stay, and such that the sums by day do not have yet. Of a range `until` an
+    earlier time go those that are older by then.
     """
     earlier = expired._replace(until=expired.until and expired.until - timedelta(days=days))
     condition = earlier.condition(

@@ -168,8 +168,9 @@ def usage_page(
     *,
     descending: bool,
 ) -> list[UsageRow]:
-    """The sums of the groups that come after the one with the values `after`; one more than `limit`. `groups`
-    are in the order of GROUPS, and so are the values.
+    """The sums of the groups that come after the one with the values `after`; one more than `limit`.
+
+    `groups` are in the order of GROUPS, and so are the values.
     """
     keys = [GROUPS[name] for name in groups]
     values = {f"after_{number}": value for number, value in enumerate(after or ())}

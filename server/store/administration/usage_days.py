@@ -63,8 +63,9 @@ _FORGET_USERS = text("""
 
 
 def fold(connection: Connection) -> bool:
-    """Moves changes into the sums of their days; returns whether there may be more. Does nothing for a few
-    changes, or while another replica folds.
+    """Moves changes into the sums of their days; returns whether there may be more.
+
+    Does nothing for a few changes, or while another replica folds.
     """
     if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
         return False

@@ -56,16 +56,18 @@ def identity(connection: Connection) -> Identity:
 
 
 def is_copy(recorded: Identity, found: Identity) -> bool:
-    """Whether the data has come to another database than the recorded one. Pure. An identifier that is not
-    known on one side says nothing.
+    """Whether the data has come to another database than the recorded one. Pure.
+
+    An identifier that is not known on one side says nothing.
     """
     known = recorded.system and found.system
     return recorded.oid != found.oid or bool(known and recorded.system != found.system)
 
 
 def recognise(connection: Connection) -> int:
-    """Records where the data is, and holds what is unfinished if it was elsewhere before. Returns how many
-    responses are held, now or since an earlier start.
+    """Records where the data is, and holds what is unfinished if it was elsewhere before.
+
+    Returns how many responses are held, now or since an earlier start.
     """
     found = identity(connection)
     parameters = {"system": found.system, "oid": found.oid}

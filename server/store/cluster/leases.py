@@ -45,8 +45,9 @@ def register_replica(
     models: Sequence[str],
     revision: str,
 ) -> UUID:
-    """Inserts the row of a new replica, which is alive from now on; returns its id. `revision` is the one of
-    the schema that its release needs.
+    """Inserts the row of a new replica, which is alive from now on; returns its id.
+
+    `revision` is the one of the schema that its release needs.
     """
     replica = new_uuid()
     row = {"host": host, "pid": pid, "version": version, "revision": revision, "role": role}
@@ -58,9 +59,10 @@ _FENCE = text("select clock_timestamp() from replicas where id = :id and state =
 
 
 def fence(connection: Connection, replica: UUID) -> datetime:
-    """Locks the replica against being declared dead before commit; returns the database's time. Raises Fenced
-    if the replica is not alive. FOR KEY SHARE does not conflict with a heartbeat's UPDATE, which changes no
-    key. It conflicts with FOR UPDATE, with which expiry locks the row.
+    """Locks the replica against being declared dead before commit; returns the database's time.
+
+    Raises Fenced if the replica is not alive. FOR KEY SHARE does not conflict with a heartbeat's UPDATE,
+    which changes no key. It conflicts with FOR UPDATE, with which expiry locks the row.
     """
     now: datetime | None = connection.execute(_FENCE, {"id": replica}).scalar()
     if now is None:
@@ -169,10 +171,11 @@ def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, Heartb
 
 
 def expire_replicas(connection: Connection, silent: Mapping[UUID, HeartbeatTime], ttl_seconds: float) -> int:
-    """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many. A replica with a
-    commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A recorder session
-    whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit for the rest of
-    a COPY from a client that has vanished.
+    """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many.
+
+    A replica with a commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A
+    recorder session whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit
+    for the rest of a COPY from a client that has vanished.
     """
     seen = {"ids": list(silent), "heartbeats": list(silent.values())}
     connection.execute(_TERMINATE_STUCK_SESSIONS, {**seen, "ttl": ttl_seconds})
@@ -180,8 +183,9 @@ def expire_replicas(connection: Connection, silent: Mapping[UUID, HeartbeatTime]
 
 
 def release_orphans(connection: Connection) -> dict[UUID, int]:
-    """Releases the unfinished responses of dead and stopped replicas; returns how many of which replica. A
-    replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
+    """Releases the unfinished responses of dead and stopped replicas; returns how many of which replica.
+
+    A replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
     """
     owners = list(connection.scalars(_DEAD_OWNERS))
     return dict(Counter(connection.scalars(_RELEASE_ORPHANS, {"owners": owners}))) if owners else {}
@@ -215,9 +219,10 @@ class HeartbeatWatch:
         self._silent.clear()
 
     def observe(self, now: float, heartbeats: Mapping[UUID, HeartbeatTime]) -> dict[UUID, HeartbeatTime]:
-        """The replicas that have been silent for a lease, with their last heartbeats. `now` is in seconds of
-        this replica's monotonic clock. After a gap longer than a lease the observation starts over: this
-        replica was suspended, or as good as that.
+        """The replicas that have been silent for a lease, with their last heartbeats.
+
+        `now` is in seconds of this replica's monotonic clock. After a gap longer than a lease the observation
+        starts over: this replica was suspended, or as good as that.
         """
         gap = now - self._observed_at if self._observed_at is not None else 0.0
         if gap > self._lease:

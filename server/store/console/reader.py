@@ -104,8 +104,9 @@ class QueryResult:
 
 
 def prepare_embedded(url: str) -> str:
-    """The URL of the reader of an embedded database, which is made if there is none. Raises QueryFailed. It
-    needs no password: whoever may use the socket's directory is trusted.
+    """The URL of the reader of an embedded database, which is made if there is none. Raises QueryFailed.
+
+    It needs no password: whoever may use the socket's directory is trusted.
     """
     try:
         if not database_roles.has_user(url, EMBEDDED_USER):
@@ -139,10 +140,12 @@ def run_query(url: str, query: str, *, explain: bool, is_embedded: bool) -> Quer
 
 
 def _require_reading(connection: TimeoutConnection, query: str) -> None:
-    """Raises QueryFailed for a query that names a function which may write, lock or signal. A read-only
-    transaction lets such functions write to the log, take advisory locks and change settings, and their right
-    belongs to everybody. Any mention counts, also in a string or a comment: what is named nowhere cannot be
-    called, because functions that run a query given as text, which could be put together, are volatile too.
+    """Raises QueryFailed for a query that names a function which may write, lock or signal.
+
+    A read-only transaction lets such functions write to the log, take advisory locks and change settings, and
+    their right belongs to everybody. Any mention counts, also in a string or a comment: what is named nowhere
+    cannot be called, because functions that run a query given as text, which could be put together, are
+    volatile too.
     """
     lowered = query.lower()
     if _ESCAPED_NAME in lowered:

@@ -105,8 +105,9 @@ class ExpiredRange(NamedTuple):
     """None: until now."""
 
     def condition(self, key: str, expiry: str, now: str = "statement_timestamp()") -> str:
-        """SQL for rows of the range, by the expressions of their id and expiry. It has literals: with
-        parameters Postgres makes a plan for all ranges, which sorts what has expired.
+        """SQL for rows of the range, by the expressions of their id and expiry.
+
+        It has literals: with parameters Postgres makes a plan for all ranges, which sorts what has expired.
         """
         expired = f"{expiry} <= " + (f"'{self.until}'" if self.until else now)
         lowest = "" if self.low == LOWEST else f" and {key} >= '{self.low}'"
@@ -174,8 +175,9 @@ def purge_batch(
     clock: Callable[[], float] = time.monotonic,
     ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> PurgeBatch:
-    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction. A
-    response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
+    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
+
+    A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
     `ranges` are those from which it is purged; the newest should be the first.
     """
     started = slice_started = clock()

@@ -58,9 +58,10 @@ _RELEASE_LOST = text("""
 
 
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
-    """Deletes a key whose unstored response was lost with its process; returns whether it did. Such a
-    response has neither a row nor a ledger entry, and the replica that claimed its key is not alive any more.
-    Of a key that names none, every replica that is as old as the key may be generating it.
+    """Deletes a key whose unstored response was lost with its process; returns whether it did.
+
+    Such a response has neither a row nor a ledger entry, and the replica that claimed its key is not alive
+    any more. Of a key that names none, every replica that is as old as the key may be generating it.
     """
     parameters = {"tenant": tenant, "key": key, "response": response}
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1

@@ -74,6 +74,7 @@ _INSERT_USES = text("""
 
 def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tuple[str, NewImage]]) -> None:
     """Inserts uses by a response's or conversation's items, and the pictures that the tenant has not stored.
+
     Raises ImageRemoved.
     """
     insert_all(connection, [ImageUse(tenant, owner, item_id, image) for item_id, image in uses])
@@ -81,6 +82,7 @@ def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tupl
 
 def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
     """`insert` for items of several owners. Without uses there is no statement. Raises ImageRemoved.
+
     Transactions that lock several pictures lock them in the order of tenant and digest, and lock all of them
     here at once, so that they cannot deadlock.
     """

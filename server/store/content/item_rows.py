@@ -98,8 +98,9 @@ def stored_items_of(items: Sequence[Item]) -> list[NewItem]:
 
 
 def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
-    """Items as parameters of one statement; a history may have hundreds. Long columns are joined strings, not
-    arrays: escaping array elements would dominate the driver's time.
+    """Items as parameters of one statement; a history may have hundreds.
+
+    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
     """
     return {
         "ids": arrays.literal([item.id for item in new]),

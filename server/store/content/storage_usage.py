@@ -81,8 +81,11 @@ def totals(connection: Connection) -> list[tuple[str, int]]:
 
 
 def fold_changes(connection: Connection) -> bool:
-    """Replaces the changes of tenants with many by their sums, and adds them to those of their days. Returns
-    whether there may be more. Skips locked rows; readers see either the changes or their sum.
+    """Replaces the changes of tenants with many by their sums, and adds them to those of their days.
+
+    Returns whether there may be more.
+
+    Skips locked rows; readers see either the changes or their sum.
     """
     folded: int = connection.execute(_FOLD, {"rows": FOLD_ROWS, "limit": _MAX_FOLDED}).scalar_one()
     return folded == _MAX_FOLDED

@@ -45,8 +45,9 @@ class Survey(NamedTuple):
 
 
 def is_dropped(survey: Survey) -> bool:
-    """Whether the partition goes as a whole; otherwise its rows are deleted one by one. Pure. One of which
-    nothing is due any more goes, too, so that partitions do not accumulate.
+    """Whether the partition goes as a whole; otherwise its rows are deleted one by one. Pure.
+
+    One of which nothing is due any more goes, too, so that partitions do not accumulate.
     """
     due = survey.rows - survey.kept
     return (
@@ -66,6 +67,7 @@ def row_by_row(
     partitions: Sequence[Partition], now: datetime, days: int, decided: frozenset[str] = frozenset()
 ) -> tuple[ExpiredRange, ...]:
     """The ranges that a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
+
     `days` is the retention. Left are rows of the next partition to go, and of those that are due, if they
     expire within `width_of` the retention before that. None are left of the `decided` partitions, which are
     not dropped, and of what is due for longer than GIVEN_UP_AFTER.
@@ -123,8 +125,9 @@ _DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 
 
 def survivors(connection: Connection, table: str, partition: Partition, term: float) -> list[ResponseKey]:
-    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows. `term` is
-    the time after a response's end until it may go, in seconds; of the ledger's entries in days.
+    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows.
+
+    `term` is the time after a response's end until it may go, in seconds; of the ledger's entries in days.
     """
     parameters = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], parameters)]
@@ -164,6 +167,7 @@ def first_kept_id(connection: Connection) -> UUID:
 
 def drop(connection: Connection, table: str, ended: str, term: float) -> dict[str, int]:
     """Does what is left to do for the rows of a detached partition, and drops it; `term` as of `survivors`.
+
     Returns how many responses readers have lost, by tenant; nothing for the ledger.
     """
     parameters = {"ended": ended, "term": term}

@@ -41,8 +41,9 @@ class Partition(NamedTuple):
 
 
 def width_of(retention_days: int) -> timedelta:
-    """The width of new partitions: a tenth of the retention in full hours, at least one, at most 30 days. So
-    expired rows stay at most a tenth longer until their partition goes, and a dozen partitions exist.
+    """The width of new partitions: a tenth of the retention in full hours, at least one, at most 30 days.
+
+    So expired rows stay at most a tenth longer until their partition goes, and a dozen partitions exist.
     """
     if not retention_days:
         return MAX_WIDTH
@@ -51,6 +52,7 @@ def width_of(retention_days: int) -> timedelta:
 
 def missing_ranges(end: datetime, now: datetime, width: timedelta) -> Iterator[TimeRange]:
     """The ranges that a table needs whose partitions reach to `end`, for two widths and at least a day.
+
     Ranges end at multiples of `width`. Where the partitions have ended, rows since then are in the default
     partition, which must have none of a new one: the first range begins one to two hours from now.
     """

@@ -41,9 +41,10 @@ def connect(url: str) -> Iterator[Connection]:
 
 
 def try_for_locks(url: str, seconds: float, act: Callable[[Connection, float], None]) -> None:
-    """Runs `act` with a new session and the seconds that are left, again after a lock that was not got. `act`
-    waits for a table's lock for TABLE_LOCK_TIMEOUT; in the pauses run those that queue behind it. Raises
-    DatabaseError after `seconds`.
+    """Runs `act` with a new session and the seconds that are left, again after a lock that was not got.
+
+    `act` waits for a table's lock for TABLE_LOCK_TIMEOUT; in the pauses run those that queue behind it.
+    Raises DatabaseError after `seconds`.
     """
     deadline = monotonic() + seconds
     while True:
@@ -60,6 +61,7 @@ def try_for_locks(url: str, seconds: float, act: Callable[[Connection, float], N
 @contextmanager
 def migration_lock(connection: Connection) -> Iterator[None]:
     """Holds the advisory lock in the block; waits for it without a limit, because a migration may take long.
+
     The lock is asked for again and again, each time in a transaction of its own. A statement that waited for
     it would have a snapshot, for whose end `create index concurrently` of the lock's holder would wait.
     Limits that the role has on statements and idle transactions do not hold in this session.

@@ -54,9 +54,10 @@ class Migration:
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
-    """Migrates the schema to this release; safe to run in several processes at once. A lock on a table in use
-    is waited for at most a second at a time, with pauses in which the queries that queue behind it run.
-    Raises DatabaseError after `seconds`.
+    """Migrates the schema to this release; safe to run in several processes at once.
+
+    A lock on a table in use is waited for at most a second at a time, with pauses in which the queries that
+    queue behind it run. Raises DatabaseError after `seconds`.
     """
     _run(url, seconds, lambda config: command.upgrade(config, "head"))
 
@@ -104,6 +105,7 @@ def state_of(connection: Connection) -> SchemaState:
 
 def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:
     """Returns once Postgres accepts connections, or after `seconds`; calls `on_wait` once if it must wait.
+
     Postgres is asked as `pg_isready` does: without a login, so wrong credentials are no reason to wait.
     """
     deadline = monotonic() + seconds
@@ -151,6 +153,7 @@ def compare(
     found: str | None, known: Collection[str], newest: str, recorded: dict[str, str] | None
 ) -> SchemaState:
     """The state of a database at the revision `found`, for a release with the revisions `known`. Pure.
+
     `recorded` has the oldest code by revision, or is None for a database without the table.
     """
     if found == newest:

@@ -82,8 +82,9 @@ def list_page(
 
 
 def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:
-    """Makes a delivery due again, or without one the newest that were given up. Returns how many. Those that
-    wait already are attempted now.
+    """Makes a delivery due again, or without one the newest that were given up.
+
+    Returns how many. Those that wait already are attempted now.
     """
     chosen = _STATES["given_up"] if delivery is None else _COLUMNS.id == delivery
     newest = (

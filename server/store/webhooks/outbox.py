@@ -112,8 +112,9 @@ _CLAIM = text("""
 
 
 def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
-    """Claims due deliveries for `lease`, of each endpoint as many as `room` says. They are taken in turns by
-    tenant, and within a tenant by endpoint.
+    """Claims due deliveries for `lease`, of each endpoint as many as `room` says.
+
+    They are taken in turns by tenant, and within a tenant by endpoint.
     """
     parameters = {"limit": limit, "lease": lease, "endpoints": list(room), "room": list(room.values())}
     return [Claimed(*row) for row in connection.execute(_CLAIM, parameters)]
@@ -191,8 +192,9 @@ _GIVE_UP = text(f"""
 
 
 def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
-    """Gives up what waits for deleted endpoints, what is late, and an endpoint's oldest beyond `most`. A
-    batch of it: there may be more unless the result is empty.
+    """Gives up what waits for deleted endpoints, what is late, and an endpoint's oldest beyond `most`.
+
+    A batch of it: there may be more unless the result is empty.
     """
     return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
 
