@@ -208,8 +208,13 @@ class EventEmitter:
     @property
     def _cut_off_status(self) -> ItemStatus:
         """The open item's status if another item begins: a call without a CallEnd is incomplete."""
+        return "incomplete" if self.is_in_call else "completed"
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the last call has not been ended."""
         in_call = self._open is not None and isinstance(self._open.start, CallStart)
-        return "incomplete" if in_call or self.tool_calls.has_draft else "completed"
+        return in_call or self.tool_calls.has_draft
 
     def _close(self, status: ItemStatus) -> list[Event]:
         if self.tool_calls.has_draft:

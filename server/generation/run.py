@@ -188,6 +188,8 @@ class Run:
             return rest + self._end("failed", usage, at, error_code="server_error", error_message=NO_CALL)
         if status == "completed" and self._emitter.tool_calls.pending_calls:
             return rest + self._end_turn(usage)
+        if status == "completed" and not stopped and self._emitter.is_in_call:
+            status, incomplete_reason = _ENDS["length"]  # a client must not take half a call for a whole one
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
     def _end_summary(self, usage: TokenUsage, at: datetime) -> list[Event]:

@@ -18,6 +18,7 @@ from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template import MISSING_TEMPLATE
+from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
@@ -61,8 +62,12 @@ def load_model(
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    if isinstance(model_format, ChatTemplateFormat) and not model_format.has_template:
-        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
+    if isinstance(model_format, ChatTemplateFormat):
+        try:
+            _check_format(model_format, config, say)
+        except ConfigError:
+            engine.close(drain=False)
+            raise
     vocabulary = _vocabulary(folder, model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
@@ -83,6 +88,30 @@ def _image_reader(config: Config) -> ImageReader:
     except ValueError as error:
         raise ConfigError(f"image-hosts: {error}.") from error
     return ImageReader(config.max_image_pixels, allowed)
+
+
+def _check_format(model_format: ChatTemplateFormat, config: Config, say: Callable[[str], None]) -> None:
+    """Says what is not served with this template. Raises ConfigError if answers would be garbled."""
+    if not model_format.has_template:
+        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
+        return
+    if model_format.describes_tools:
+        say("The chat template writes no tools, so they are described in the system message.")
+    unread = contradictions(model_format)
+    if "calls" in unread and config.tool_parser is None:
+        say(
+            f"The chat template writes calls of tools otherwise than the format {model_format.call_format} "
+            "reads them, so requests with tools are refused; the setting tool-parser chooses another format."
+        )
+        model_format.refuse_tools()
+    if garbled := [part for part in unread if part != "calls"]:
+        sentence = f"The chat template writes {' and '.join(garbled)} with marks that no format here reads"
+        if config.template_check == "refuse":
+            raise ConfigError(
+                f"{sentence}, so answers would be garbled. The setting chat-template takes a file with "
+                "another template; template-check=warn serves the model as it is."
+            )
+        say(f"{sentence}: they are a part of the answers' text.")
 
 
 def _vocabulary(folder: Path, size: int) -> Vocabulary | None:

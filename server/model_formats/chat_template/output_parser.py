@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import ReasoningFormat, read_reasoning
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -66,13 +66,18 @@ class ChatParser:
             if text:
                 self._append(text, is_sign=token in self._signs)
         self._read_rest()
-        return merge_deltas(scanner.take_deltas())
+        return self._take_deltas()
 
     def close(self) -> list[Delta]:
         self._flush()
         self._scanner.ended = True
         for _ in self._reader:
             pass
+        return self._take_deltas()
+
+    def _take_deltas(self) -> list[Delta]:
+        self.reasoning_tokens -= self._scanner.tokens_of_calls
+        self._scanner.tokens_of_calls = 0
         return merge_deltas(self._scanner.take_deltas())
 
     def _append(self, text: str, *, is_sign: bool = False) -> None:
@@ -143,8 +148,8 @@ def _read(
     answer = TextEmitter(scanner, "answer", markup.clean)
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
-        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, also_ends=ends)
+        within = _calls_in_reasoning(scanner, calls, tools) if calls and tools else None
+        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
     dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
     yield from read_answer(
         scanner,
@@ -154,6 +159,18 @@ def _read(
         dropped,
         must_call=must_call and calls is not None,
     )
+
+
+def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
+    """The reader of calls of offered tools."""
+    emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
+
+    def read(text: TextEmitter, opener: str) -> Reader[bool]:
+        before = emitter.count
+        yield from _read_calls(calls, emitter, text, opener, must_call=False)
+        return emitter.count > before
+
+    return CallsInReasoning(calls.openers, read, calls.markup.restore)
 
 
 def read_answer(

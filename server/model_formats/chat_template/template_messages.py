@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from server.model_formats.chat_template.described_tools import result_text
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
@@ -76,6 +77,8 @@ def write_messages(
     turns = _turns(conversation, calls.call_id_style if calls else "any", texts)
     if texts.images and not capabilities.images:
         raise PromptError("The model's chat template cannot write pictures.")
+    if not capabilities.outputs:
+        turns = [Turn("user", result_text(turn.text)) if turn.role == "tool" else turn for turn in turns]
     if not capabilities.images_in_outputs:
         turns = list(_images_after_outputs(turns))
     if not capabilities.later_systems:
@@ -293,8 +296,6 @@ class _Writer:
     def write(self, turn: Turn) -> Iterator[Message]:
         if turn.role == "tool":
             assert turn.call is not None
-            if not self._capabilities.outputs:
-                raise PromptError("The model's chat template cannot write the outputs of tools.")
             yield {
                 "role": "tool",
                 "content": turn.text,
