@@ -173,8 +173,8 @@ class UnsupportedMediaType(ApiError, status=415, code="unsupported_media_type"):
 class UnsupportedEncoding(ApiError, status=415, code="unsupported_media_type"):
     def __init__(self, sent: str) -> None:
         super().__init__(
-            f"A request body may be compressed with gzip or deflate, not {sent[:100]!r}: leave out "
-            "Content-Encoding, or send one of these."
+            f"A request body may be compressed with zstd, br, gzip or deflate, not {sent[:100]!r}: "
+            "leave out Content-Encoding, or send one of these."
         )
 
 

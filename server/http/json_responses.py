@@ -45,7 +45,7 @@ def error_response(error: ApiError, request_id: str) -> Response:
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):
-        headers["accept-encoding"] = "gzip, deflate"
+        headers["accept-encoding"] = "zstd, br, gzip, deflate"
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 

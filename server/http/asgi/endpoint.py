@@ -19,8 +19,9 @@ from starlette.websockets import WebSocket
 from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
+from server.http.asgi.content_codings import read_content_encoding
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
-from server.http.asgi.request_body import RequestBody, answer_unread, drain_and_answer, read_content_encoding
+from server.http.asgi.request_body import RequestBody, answer_unread, drain_and_answer
 from server.http.asgi.request_log import has_begun
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error

@@ -35,7 +35,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.WrongOrigin(), 403, "wrong_origin"),
     (errors.WrongHost("evil.example"), 403, "wrong_host"),
     (errors.UnsupportedMediaType("text/plain"), 415, "unsupported_media_type"),
-    (errors.UnsupportedEncoding("br"), 415, "unsupported_media_type"),
+    (errors.UnsupportedEncoding("compress"), 415, "unsupported_media_type"),
     (errors.NotFound("No."), 404, "not_found"),
     (errors.MethodNotAllowed("No."), 405, "method_not_allowed"),
     (errors.BodyTooSlow(30), 408, "request_timeout"),
