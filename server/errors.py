@@ -178,6 +178,14 @@ class UnsupportedEncoding(ApiError, status=415, code="unsupported_media_type"):
         )
 
 
+class UpgradeRequired(ApiError, status=426, code="upgrade_required"):
+    def __init__(self) -> None:
+        super().__init__(
+            "This is a WebSocket's handshake without `Connection: Upgrade` and `Upgrade: websocket`, as if a proxy "
+            "had removed them: have it pass them on, or send requests over HTTP."
+        )
+
+
 class TooManyRequests(ApiError, status=429, code="rate_limit_exceeded", retry=True):
     """This caller has too many; it may try again after a while."""
 

@@ -36,7 +36,7 @@ from server.http.json_responses import json_response, on_error
 from server.http.query_and_headers import require_json
 from server.http.routes import PUBLIC_ROUTES, ROUTES, PublicHandler, describe
 from server.http.services import ApiCall, Handler, Services
-from server.http.websocket.connection import SocketEndpoint
+from server.http.websocket.connection import HandshakeWithoutUpgrade, SocketEndpoint
 from server.http.websocket.session import SocketSession
 from server.limits.shared_limit import SharedLimit
 from server.logs.context import CURRENT
@@ -78,6 +78,7 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
 
     routes = [
         WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),
+        HandshakeWithoutUpgrade("/v1/responses"),
         *(_keyed_route(services, context, *route) for route in keyed),
         *routes,
         *(more_routes(services, context) if more_routes is not None else ()),

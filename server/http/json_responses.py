@@ -20,6 +20,7 @@ from server.errors import (
     StorageFull,
     TooManyRequests,
     UnsupportedEncoding,
+    UpgradeRequired,
 )
 from server.logs.context import CURRENT
 from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
@@ -46,6 +47,8 @@ def error_response(error: ApiError, request_id: str) -> Response:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):
         headers["accept-encoding"] = "zstd, br, gzip, deflate"
+    if isinstance(error, UpgradeRequired):
+        headers |= {"upgrade": "websocket", "connection": "upgrade"}
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 

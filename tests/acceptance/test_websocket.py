@@ -4,6 +4,7 @@ import httpx
 import psycopg
 import pytest
 
+from tests.acceptance.error_object import check_error
 from tests.acceptance.sdk_types import check_event, check_response
 from tests.acceptance.test_keys import make_key
 from tests.acceptance.traces import as_uuid, tables_with
@@ -336,3 +337,32 @@ def test_other_addresses_take_no_websocket(scripted_server: ServerProcess) -> No
     with pytest.raises(Refused) as refused:
         WebSocket(scripted_server.url, path=f"/v1/responses/{NEVER_MADE}")
     assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {},
+        {"Upgrade": "websocket"},
+        {"Connection": "keep-alive"},
+        {"Connection": "close", "Authorization": "x"},
+    ],
+    ids=["neither", "no connection", "no upgrade", "a bad key"],
+)
+def test_handshake_that_a_proxy_made_plain_http_is_told_so_at_once(
+    scripted_server: ServerProcess, left: dict[str, str]
+) -> None:
+    handshake = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+    answer = httpx.get(f"{scripted_server.api}/responses", headers={**handshake, **left})
+    error = check_error(answer, 426, "invalid_request_error")
+    assert (error["code"], answer.headers["upgrade"]) == ("upgrade_required", "websocket")
+    assert "proxy" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_only_handshakes_of_websockets_are_taken_for_such(scripted_server: ServerProcess) -> None:
+    address, handshake = f"{scripted_server.api}/responses", {"Sec-WebSocket-Version": "13"}
+    assert httpx.get(address).status_code == 200
+    assert httpx.post(address, headers=handshake, json=HELLO).status_code == 200
+    assert httpx.get(f"{address}/{NEVER_MADE}", headers=handshake).status_code == 404
+    check_error(httpx.put(address, headers=handshake), 405, "invalid_request_error")

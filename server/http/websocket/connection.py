@@ -10,10 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from starlette.datastructures import Headers
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.endpoint import EndpointContext, retry_until_ready
+from server.errors import UpgradeRequired
+from server.http.asgi.endpoint import EndpointContext, RefuseAll, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.open_connections import KeyEnded
 from server.http.asgi.request_log import MessageLog
@@ -87,6 +90,23 @@ class SocketEndpoint(Generic[C]):
         headers = {"x-request-id": websocket.state.request_id, **session.headers}
         await websocket.accept(headers=[(name.encode(), value.encode()) for name, value in headers.items()])
         await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
+
+
+class HandshakeWithoutUpgrade(Route):
+    """The route of GET requests with a handshake's headers that a proxy has made plain HTTP: answers 426, at
+    which Codex goes on over HTTP at once.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, RefuseAll(UpgradeRequired), methods=["GET"])
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is Match.FULL and not {"sec-websocket-key", "sec-websocket-version"}.isdisjoint(
+            Headers(scope=scope)
+        ):
+            return match, child
+        return Match.NONE, {}
 
 
 @dataclass(eq=False, slots=True)

@@ -41,6 +41,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.BodyTooSlow(30), 408, "request_timeout"),
     (errors.Conflict("No."), 409, "conflict"),
     (errors.BodyTooLarge(10), 413, "request_too_large"),
+    (errors.UpgradeRequired(), 426, "upgrade_required"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.RateLimited("tenant a", "requests", 5, 5, 1, 7.2), 429, "rate_limit_exceeded"),
     (errors.RequestTooLarge("tenant a", "tokens", 5, 9), 429, "rate_limit_exceeded"),
