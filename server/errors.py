@@ -181,8 +181,8 @@ class UnsupportedEncoding(ApiError, status=415, code="unsupported_media_type"):
 class UpgradeRequired(ApiError, status=426, code="upgrade_required"):
     def __init__(self) -> None:
         super().__init__(
-            "This is a WebSocket's handshake without `Connection: Upgrade` and `Upgrade: websocket`, as if a proxy "
-            "had removed them: have it pass them on, or send requests over HTTP."
+            "This is a WebSocket's handshake without `Connection: Upgrade` and `Upgrade: websocket`, as if a "
+            "proxy had removed them: have it pass them on, or send requests over HTTP."
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
@@ -148,3 +149,11 @@ def test_each_token_of_its_text_has_a_probability(
     assert [told.token for _, some in pieces for told in some] == [told.token for told in whole]
     for text, some in pieces:
         assert b"".join(bytes(told.bytes) for told in some).decode() == text
+
+
+def test_codex_is_told_the_efforts_that_the_model_was_trained_on(gpt_oss_server: ServerProcess) -> None:
+    (model,) = httpx.get(f"{gpt_oss_server.api}/models?client_version=0.169.0").json()["models"]
+    levels = model["supported_reasoning_levels"]
+    assert [level["effort"] for level in levels] == ["low", "medium", "high"]
+    assert all(level["description"] for level in levels)
+    assert model["default_reasoning_level"] == "medium"

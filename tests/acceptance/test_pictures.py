@@ -348,3 +348,8 @@ def test_pictures_of_a_tools_output_are_seen(client: OpenAI) -> None:
 def test_a_picture_of_one_pixel_and_a_large_one_are_read(server: ServerProcess) -> None:
     for size in ((1, 1), (1, 90), (3000, 2000)):
         assert ask(server, encoded(Image.new("RGB", size, "red"))).status_code == 200
+
+
+def test_codex_is_told_that_the_model_reads_pictures(server: ServerProcess) -> None:
+    (model,) = httpx.get(f"{server.api}/models?client_version=0.169.0").json()["models"]
+    assert model["input_modalities"] == ["text", "image"]

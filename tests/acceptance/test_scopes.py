@@ -164,6 +164,7 @@ def test_key_uses_its_models_only(scoped: Scoped) -> None:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "does not have access to model" in error["message"]
     assert call(scoped.server, "GET", "/v1/models", other).json()["data"] == []
+    assert call(scoped.server, "GET", "/v1/models?client_version=1", other).json()["models"] == []
     check_error(call(scoped.server, "GET", "/v1/models/{model:path}", other), 403, "invalid_request_error")
     unknown = check_error(
         post(scoped, "/v1/responses", other, input="Hi", model="another"), 404, "invalid_request_error"

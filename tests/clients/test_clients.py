@@ -95,12 +95,16 @@ def test_codex_completes_a_turn_with_a_tool_call(
         supports_websockets = {str(websockets).lower()}
         request_max_retries = 0
         stream_max_retries = 0
+        [model_providers.holdfast.auth]
+        command = "echo"
+        args = ["a-key"]
         """
     )
     flags = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     printed = run(CODEX, "exec", *flags, "-C", work, "Run the command.", CODEX_HOME=str(home))
     told = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     items = [line["item"] for line in told if line["type"] == "item.completed"]
+    assert [item for item in items if item["type"] == "error"] == []  # one says that no metadata was found
     (command,) = [item for item in items if item["type"] == "command_execution"]
     (message,) = [item for item in items if item["type"] == "agent_message"]
     assert (command["aggregated_output"], command["exit_code"]) == ("Xylophone-7\n", 0)

@@ -1,5 +1,7 @@
 """/v1/models, and vLLM's /tokenize, /detokenize and /tokenizer_info: what is served, and its tokens."""
 
+from typing import get_args
+
 from msgspec import Raw, json
 
 from engine.vocabulary import Vocabulary
@@ -9,12 +11,14 @@ from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
 from server.errors import NotFound
 from server.http.handlers.own_fields import naming_own_fields
-from server.http.operation import RouteTable
+from server.http.operation import Parameter, RouteTable
 from server.http.services import ApiCall, Services
 from server.model_formats.chat_template.template import read_json
+from server.protocol.codex_catalog import CodexModel, ReasoningLevel
 from server.protocol.completions.objects import Detokenized, Tokenized
 from server.protocol.completions.requests import DetokenizeRequest, TokenizeRequest
 from server.protocol.decode import MAX_TOKEN_VALUES, decode
+from server.protocol.responses.request import Effort
 from server.protocol.responses.response import Model, ModelList, Permission
 
 tokenizer = RouteTable("tokenize", "")
@@ -61,10 +65,18 @@ def detokenize(call: ApiCall) -> Detokenized:
     return Detokenized(spell_tokens(params.tokens, vocabulary))
 
 
-@models("GET ", "List models.", ModelList)
+@models(
+    "GET ",
+    "List models.",
+    ModelList,
+    parameters=(Parameter("client_version", str, "A release of Codex, for which `models` is added."),),
+)
 def list_models(call: ApiCall) -> ModelList:
     names = call.caller.usable_models(call.services.model.names)
-    return ModelList([_model(call.services, name) for name in names])
+    listed = [_model(call.services, name) for name in names]
+    if "client_version" not in call.request.query_params:
+        return ModelList(listed)
+    return ModelList(listed, models=[_codex_model(call, name, at) for at, name in enumerate(names)])
 
 
 @models("GET /{model:path}", "Retrieve model.", Model)
@@ -79,6 +91,23 @@ def _vocabulary_of(call: ApiCall, name: str | None) -> Vocabulary:
     model = call.services.model
     check_model(call.caller, model.name if name is None else name, model)
     return runs.vocabulary_of(model)
+
+
+def _codex_model(call: ApiCall, name: str, place: int) -> CodexModel:
+    served = call.services.model
+    told = getattr(served.model_format, "effort_values", ())
+    efforts = [effort for effort in get_args(Effort) if effort in told]
+    levels = [ReasoningLevel(effort, f"{effort} reasoning effort") for effort in efforts]
+    return CodexModel(
+        slug=name,
+        display_name=name,
+        default_reasoning_level="medium" if "medium" in efforts else None,
+        supported_reasoning_levels=levels,
+        priority=place,
+        context_window=served.model_info.context_length,
+        max_context_window=served.model_info.context_length,
+        input_modalities=["text"] if served.images is None else ["text", "image"],
+    )
 
 
 def _model(services: Services, name: str) -> Model:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from server.model_formats.harmony.decoded_messages import read_messages
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
@@ -84,6 +84,8 @@ class PromptMessage:
 class HarmonyFormat:
     """Implements `model_format.ModelFormat` for gpt-oss."""
 
+    effort_values: ClassVar[tuple[str, ...]] = ("low", "medium", "high")
+    """The efforts that the model was trained on."""
     encoding: HarmonyEncoding
     today: Callable[[], date] = lambda: datetime.now(UTC).date()
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.protocol.codex_catalog import CodexModel
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import PromptReference, schema_ref
 
@@ -323,3 +324,5 @@ class Model(msgspec.Struct, frozen=True):
 class ModelList(msgspec.Struct, frozen=True):
     data: list[Model]
     object: Literal["list"] = "list"
+    models: list[CodexModel] | UnsetType = UNSET
+    """The models as Codex reads them, where a request has its `client_version`."""
