@@ -21,6 +21,11 @@ from server.model_formats.harmony.vocabulary import (
 from server.model_formats.model_format import Messages
 
 _TO = re.compile(r"to=\s*([^\s<]*)")
+_NAMESPACED = re.compile(r"[A-Za-z_][\w-]*\.[\w.-]*\w")
+_GLUED = re.compile(r"(?:assistant)?\W*(analysis|commentary|final)?")
+"""The author with the channel, without the marker between them, as in `assistant--commentary`."""
+_NO_TOOLS = frozenset({"assistant", "all", "user"})
+"""Recipients of messages; a message to one of them is no call."""
 _ASSISTANT = re.compile(rb"\s*(assistant)\b")
 _AUTHOR = re.compile(rb"\s*(assistant|\S+)")
 _CHANNEL = re.compile(rb"\s*(analysis|commentary|final)\b")
@@ -52,7 +57,10 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
             text = _TO.sub(" ", text)
         words = text.split()
         if marker is None:
-            if words and (names_author or words[0] == "assistant"):
+            if words and (match := _GLUED.fullmatch(words[0])):
+                channel = match[1]
+                words.pop(0)
+            elif words and names_author:
                 author = words.pop(0)
         elif marker == CHANNEL and words:
             channel = words.pop(0)
@@ -61,9 +69,9 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
         for word in words:
             if (data is None and recipient is not None) or word in ("json", "code", "text"):
                 data = word
-            elif recipient is None and "." in word:
+            elif recipient is None and channel != "final" and _NAMESPACED.fullmatch(word):
                 recipient = word
-    if recipient in ("assistant", "all"):
+    if recipient in _NO_TOOLS:
         recipient = None if author == "assistant" else recipient
     return Header(author, channel, recipient, data)
 

@@ -62,6 +62,8 @@ class HarmonyParser:
         """Tokens of the current header; None outside of a header."""
         self._in_content = False
         self._names_author = False
+        self._is_first = True
+        """Whether no message has begun: before a later one, text without a header is no message."""
         self._begin(prompt.token_ids)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -104,7 +106,7 @@ class HarmonyParser:
         elif self._in_content:
             self._break_into(token)
         elif token == START:
-            if self._is_headerless():
+            if self._is_headerless() and self._is_first:
                 self._open_headerless()
                 self._finish()
             self._begin_header(names_author=True)
@@ -165,6 +167,9 @@ class HarmonyParser:
     def _open_headerless(self) -> None:
         assert self._header is not None
         header, content = read_headerless(self._header, self._tokens, names_author=self._names_author)
+        if not content and header.recipient is None:
+            self._header = None  # a header and nothing said
+            return
         indices = self._indices[-last_tokens(content, self._header, self._tokens) or len(self._indices) :]
         self._open(header)
         self._indices = indices
@@ -172,7 +177,7 @@ class HarmonyParser:
 
     def _open(self, header: Header) -> None:
         """Begins a message."""
-        self._header, self._in_content = None, True
+        self._header, self._in_content, self._is_first = None, True, False
         self._decoder.reset()
         self._indices.clear()
         if header.author != "assistant":

@@ -179,6 +179,46 @@ BROKEN: dict[str, tuple[str, list[Delta]]] = {
         ANSWERS + "<|start|>functions.weather to=assistant<|channel|>commentary<|message|>sun<|end|>",
         [FINAL, TextDelta("Yes")],
     ),
+    "an answer to the user": ("<|channel|>final to=user<|message|>Yes<|return|>", [FINAL, TextDelta("Yes")]),
+    "a plan for the user": (
+        " to=user<|channel|>commentary<|message|>I ask.<|end|>", [COMMENTARY, TextDelta("I ask.")],
+    ),
+    "a thought for the user": ("<|channel|>analysis to=user<|message|>Hm<|end|>", [ReasoningDelta("Hm")]),
+    "a channel at the author": (
+        THINKS + "<|start|>assistant--commentary to=functions.weather <|constrain|>json<|message|>{}<|call|>",
+        [ReasoningDelta("Hm"), CallStart("weather"), CallDelta("{}"), CallEnd()],
+    ),
+    "a channel at the author of the prompt": (
+        "--commentary to=functions.weather<|message|>{}<|call|>",
+        [CallStart("weather"), CallDelta("{}"), CallEnd()],
+    ),
+    "a thought's channel at the author": (
+        "analysis<|message|>Hm<|end|><|start|>assistantfinal<|message|>Yes<|return|>",
+        [ReasoningDelta("Hm"), FINAL, TextDelta("Yes")],
+    ),
+    "a stray channel": (
+        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm<|end|>", [ReasoningDelta("Hm")],
+    ),
+    "a channel and nothing said": (
+        THINKS + "<|start|>assistant<|channel|>commentary<|end|><|start|>assistant" + ANSWERS,
+        [ReasoningDelta("Hm"), FINAL, TextDelta("Yes")],
+    ),
+    "a channel and a new start": (
+        "<|channel|>commentary<|start|>assistant" + ANSWERS, [FINAL, TextDelta("Yes")],
+    ),
+    "a line between messages": (
+        THINKS + "\n<|start|>assistant" + ANSWERS, [ReasoningDelta("Hm"), FINAL, TextDelta("Yes")],
+    ),
+    "junk between messages": (
+        THINKS + "assistant Hm json<|start|>assistant" + ANSWERS,
+        [ReasoningDelta("Hm"), FINAL, TextDelta("Yes")],
+    ),
+    "junk in an answer's header": (
+        "<|channel|>final v1.2 of it<|message|>Yes<|return|>", [FINAL, TextDelta("Yes")],
+    ),
+    "a number in a plan's header": (
+        "<|channel|>commentary 1.2<|message|>I ask.<|end|>", [COMMENTARY, TextDelta("I ask.")],
+    ),
     "a name and nothing said": (ANSWERS + "<|start|>user<|end|>", [FINAL, TextDelta("Yes")]),
 }  # fmt: skip
 
