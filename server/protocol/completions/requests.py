@@ -49,12 +49,21 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
+    """A `json_object` with a schema, as llama.cpp reads it, is a `json_schema` of an object."""
+
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: list[dict[str, Any]] | None = None
     """vLLM's structural tags, as the next two fields."""
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_object" and self.schema:
+            msgspec.structs.force_setattr(self, "type", "json_schema")
+            of_object = JsonSchema(name="answer", schema={"type": "object", **self.schema})
+            msgspec.structs.force_setattr(self, "json_schema", of_object)
 
 
 class CompletionParameters(SharedParameters, frozen=True, kw_only=True):

@@ -86,11 +86,19 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
+    """A `json_object` with a schema, as llama.cpp reads it, is a `json_schema` of an object."""
+
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_object" and self.schema:
+            msgspec.structs.force_setattr(self, "type", "json_schema")
+            msgspec.structs.force_setattr(self, "name", self.name or "answer")
+            msgspec.structs.force_setattr(self, "schema", {"type": "object", **self.schema})
 
 
 class TextOptions(msgspec.Struct, frozen=True):
