@@ -24,7 +24,32 @@ COMPACTION = "compaction"
 MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
 """The longest strings that requests may have. Not in the types, which also decode stored requests."""
 
+
+def _has_window(request: CreateResponse) -> bool:
+    options = request.background_options
+    return options is not None and options.completion_window in ("2h", "8h")
+
+
+_WINDOW = "background_options.completion_window"
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
+    (
+        _WINDOW,
+        "invalid_value",
+        lambda r: _has_window(r) and not r.background,
+        "Only background responses have a completion_window of 2h or 8h: leave it out, or set background.",
+    ),
+    (
+        _WINDOW,
+        "invalid_value",
+        lambda r: _has_window(r) and r.stream,
+        "A response with a completion_window of 2h or 8h is not streamed: leave out one of the two.",
+    ),
+    (
+        _WINDOW,
+        "unsupported_value",
+        _has_window,
+        "Background responses start as soon as there is room: leave out completion_window, or set soonest.",
+    ),
     (
         "context_management",
         "unsupported_parameter",

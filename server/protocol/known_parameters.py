@@ -135,9 +135,9 @@ _RESPONSES: Rows = {
     **_COMMON,
     **_TEMPLATE,
     **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
-    "background_options": _refused(
-        "Background responses start as soon as there is room for them; no window with a lower priority is "
-        "served."
+    "background_options": _ignored(
+        "Background responses start as soon as there is room for them, which is `soonest`; `2h` and `8h` are "
+        "refused."
     ),
     **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
     **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),

@@ -128,7 +128,14 @@ TOLD_SCHEMA = {**SCHEMA, "description": None}
 CALL: Body = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 OUTPUT: Body = {"type": "function_call_output", "call_id": "c1", "output": "A cat."}
 COMPRESSION = "image.context_compression"
-SOON: Body = {"completion_window": "soonest"}
+SOON: Body = {"completion_window": "soonest", "continuation_id": "a"}
+WINDOW = "background_options.completion_window"
+
+
+def window(value: object) -> Body:
+    return {"completion_window": value}
+
+
 REASONING: Body = {"effort": None, "summary": None, "context": "current_turn", "mode": "standard"}
 
 
@@ -197,8 +204,15 @@ PARAMETERS = [
     Row("reasoning.mode", "A", told("standard", at="mode", reasoning={"mode": "standard"})),
     Row("reasoning.mode pro", "R", refused("reasoning.mode", reasoning={"mode": "pro"})),
     Row("reasoning.mode unknown", "R", refused("reasoning.mode", reasoning={"mode": "con"})),
-    Row("background_options", "R", refused("background_options", background=True, background_options=SOON)),
-    Row("background_options empty", "R", refused("background_options", background_options={})),
+    Row("background_options", "A", changes_nothing(background_options=SOON)),
+    Row("background_options empty", "A", changes_nothing(background_options={})),
+    Row("background_options 2h", "R", refused(WINDOW, background=True, background_options=window("2h"))),
+    Row("background_options alone", "R", refused(WINDOW, background_options=window("8h"))),
+    Row(
+        "background_options never", "R", refused(WINDOW, background=True, background_options=window("never"))
+    ),
+    Row("background_options number", "R", refused(WINDOW, background=True, background_options=window(7))),
+    Row("background_options text", "R", refused("background_options", background_options="2h")),
     Row("include", "M", includes),
     Row("temperature", "M", told(temperature=0.25)),
     Row("top_p", "M", told(top_p=0.5)),

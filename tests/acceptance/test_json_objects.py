@@ -1,4 +1,4 @@
-"""`json_object` with a schema, as llama.cpp's clients send it: the schema holds, as that of a `json_schema`."""
+"""`json_object` with a schema, as clients of llama.cpp send it: the schema holds like a `json_schema`."""
 
 import json
 from typing import Any
@@ -18,12 +18,12 @@ ADA = {"name": "Ada", "age": 36}
 
 
 def ask(server: ServerProcess, path: str, form: dict[str, Any]) -> httpx.Response:
-    inputs: dict[str, Any] = {
+    bodies: dict[str, dict[str, Any]] = {
         "responses": {"input": "Hello", "text": {"format": form}},
         "chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "response_format": form},
         "completions": {"prompt": "Hello", "max_tokens": 60, "response_format": form},
-    }[path]
-    body = {"model": MODEL, "temperature": 0, **inputs}
+    }
+    body = {"model": MODEL, "temperature": 0, **bodies[path]}
     return httpx.post(f"{server.api}/{path}", json=body, timeout=60)
 
 

@@ -56,6 +56,7 @@ VALUES: dict[str, Any] = {
     "priority": 1,
     "prompt_cache_key": "key",
     "prompt_cache_options": {},
+    "background_options": {"completion_window": "soonest"},
     "image": {},
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",

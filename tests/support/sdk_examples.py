@@ -17,6 +17,7 @@ EXAMPLES: dict[str, list[Body]] = {
         {
             "access_programs": {"cyber": "standard"},
             "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+            "background_options": {"completion_window": "soonest", "continuation_id": "a"},
             "image": {"context_compression": "auto"},
             "reasoning": {"effort": "low", "context": "auto", "mode": "standard", "summary": "auto"},
         },

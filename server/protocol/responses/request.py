@@ -137,6 +137,12 @@ class PromptCacheOptions(msgspec.Struct, frozen=True):
     """The prompt is prefilled and nothing is generated; the other fields change nothing here."""
 
 
+class BackgroundOptions(msgspec.Struct, frozen=True):
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: str | None = None
+    """Accepted and ignored: background responses begin in the order in which they came."""
+
+
 class ImageOptions(msgspec.Struct, frozen=True):
     context_compression: Literal["auto", "enabled", "disabled"] | None = None
 
@@ -203,6 +209,7 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
+    background_options: BackgroundOptions | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Metadata | None = None
     context_management: Annotated[list[ContextManagement], Meta(min_length=1, max_length=16)] | None = None
