@@ -21,6 +21,8 @@ class ReasoningFormat:
     """Tags around the answer, removed from the output."""
     template_marks: tuple[tuple[str, ...], ...] = ()
     """Texts of chat templates with this format, where the start tag is none: all of one of these."""
+    repeated: bool = False
+    """Reasoning may come again within the answer."""
 
     def with_signs(self, markup: Markup) -> "ReasoningFormat":
         def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,9 +39,30 @@ class ReasoningFormat:
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",), template_marks=(("<think>",), ("</think>",)))
 REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
-    ReasoningFormat("gemma", ("<|channel>thought\n",), ("<channel|>",), template_marks=(("<|channel>",),)),
+    ReasoningFormat(
+        "gemma",
+        ("<|channel>thought\n", "<|channel>thought", "<|channel><|channel>thought\n"),
+        ("<channel|>",),
+        ("<channel|>",),
+        template_marks=(("<|channel>",),),
+        repeated=True,
+    ),
     ReasoningFormat(
         "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), ("</mm:think>",)),
+    ReasoningFormat(
+        "kimi_k3",
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        template_marks=(("<|open|>", "<|sep|>", "think"),),
+    ),
+    ReasoningFormat(
+        "hy_v3",
+        ("<think:opensource>",),
+        ("</think:opensource>",),
+        template_marks=(("<think{}>",), ("<think:opensource>",)),
     ),
     ReasoningFormat("seed", ("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",)),

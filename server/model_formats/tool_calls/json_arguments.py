@@ -28,6 +28,8 @@ class JsonCalls(ToolCallFormat):
 
     bare = False
     """Calls may lack an opener, so an object with an unknown key is not a call."""
+    several = False
+    """Objects may follow one another without a list."""
     middle = '", "arguments": '
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -43,7 +45,7 @@ class JsonCalls(ToolCallFormat):
             if listed and not (yield from scanner.accept(",")):
                 yield from scanner.accept("]")
                 break
-            if not listed and not (self.bare and (yield from self._another(scanner))):
+            if not listed and not ((self.bare or self.several) and (yield from self._another(scanner))):
                 break
         scanner.unmark()
 
