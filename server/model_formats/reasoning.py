@@ -41,9 +41,9 @@ REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
     ReasoningFormat(
         "gemma",
-        ("<|channel>thought\n", "<|channel>thought", "<|channel><|channel>thought\n"),
+        ("<|channel>thought\n", "<|channel>thought"),
         ("<channel|>",),
-        ("<channel|>",),
+        ("<|channel>", "<channel|>"),
         template_marks=(("<|channel>",),),
         repeated=True,
     ),
@@ -125,4 +125,15 @@ def read_reasoning(
     )
     if end_tag in also_ends:
         scanner.unread(len(end_tag))
+    scanner.in_reasoning = not end_tag
+
+
+def read_more_reasoning(
+    scanner: Scanner, end_tags: Iterable[str], reasoning: TextEmitter, answer: TextEmitter
+) -> Reader[None]:
+    """Reads reasoning within the answer, after its start tag."""
+    answer.restart()
+    reasoning.restart()
+    scanner.in_reasoning = True
+    end_tag = yield from scanner.copy_until(StopTexts(end_tags), reasoning.add)
     scanner.in_reasoning = not end_tag

@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import ReasoningFormat, read_reasoning
+from server.model_formats.reasoning import ReasoningFormat, read_more_reasoning, read_reasoning
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -138,8 +138,8 @@ def _read(
     must_call: bool,
 ) -> Iterator[None]:
     answer = TextEmitter(scanner, "answer", markup.clean)
+    reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
     if reasoning_format is not None:
-        reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
         ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
         yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, also_ends=ends)
     dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
@@ -150,6 +150,7 @@ def _read(
         answer,
         dropped,
         must_call=must_call and calls is not None,
+        more=(reasoning_format, reasoning) if reasoning_format and reasoning_format.repeated else None,
     )
 
 
@@ -161,11 +162,16 @@ def read_answer(
     dropped: Sequence[str] = (),
     *,
     must_call: bool = False,
+    more: tuple[ReasoningFormat, TextEmitter] | None = None,
 ) -> Reader[None]:
-    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call."""
+    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call.
+    `more` is for reasoning that may come within the answer.
+    """
     answer.buffers_space = calls is not None
+    thoughts = more[0].start_tags if more else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
-    stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
+    openers = calls.openers if calls else ()
+    stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
     if calls and calls.bare_starts:
@@ -180,6 +186,8 @@ def read_answer(
             return
         if calls and stop in calls.openers:
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+        elif more and stop in thoughts:
+            yield from read_more_reasoning(scanner, more[0].end_tags, more[1], answer)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)

@@ -91,19 +91,25 @@ class NestedElements(ElementCalls):
     def _arguments(self, scanner: Scanner, sink: TextSink, tool: PromptTool) -> Reader[bool]:
         return (yield from self._members(scanner, sink, Shape(schema_of(tool)), self.last, 0))
 
-    def _members(self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int) -> Reader[bool]:
-        """Reads elements up to `end` as a JSON object; False if truncated or malformed."""
+    def _members(
+        self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int, begun: str | None = None
+    ) -> Reader[bool]:
+        """Reads elements up to `end` as a JSON object; False if truncated or malformed. `begun` is what was
+        read of the first one: its name, or nothing of that.
+        """
         before = "{"
         while True:
-            yield from scanner.skip_space()
-            if (yield from scanner.accept(end)):
-                sink("{}" if before == "{" else "}")
-                return True
-            if not (yield from scanner.accept(self.key)):
+            if begun is None:
+                yield from scanner.skip_space()
+                if (yield from scanner.accept(end)):
+                    sink("{}" if before == "{" else "}")
+                    return True
+                if not (yield from scanner.accept(self.key)):
+                    return False
+            name = begun or (yield from scanner.take_while(_KEY, MAX_NAME))
+            if not name or not (begun or (yield from scanner.accept(">"))):
                 return False
-            name = yield from scanner.take_while(_KEY, MAX_NAME)
-            if not name or not (yield from scanner.accept(">")):
-                return False
+            begun = None
             sink(f"{before}{json.dumps(name, ensure_ascii=False)}: ")
             before = ", "
             if not (yield from self._nested(scanner, sink, shape.member(name), self.end_of(name), depth + 1)):
@@ -118,14 +124,14 @@ class NestedElements(ElementCalls):
             empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}
             sink(empty.get(types, '""'))
             return True
-        if (not types or types & {"object", "array"}) and (yield from scanner.accept(self.key)):
-            item = yield from scanner.accept("item>")
-            scanner.unread(len(self.key) + len(item))
-            listed = item and (not types or "array" in types) and not shape.has("item")
-            if listed:
+        if not types or types & {"object", "array"}:
+            opened = yield from scanner.accept(f"{self.key}item>", self.key)
+            listed = not types or "array" in types
+            if opened and (not listed or opened == self.key or shape.has("item")):
+                begun = "item" if opened != self.key else ""
+                return (yield from self._members(scanner, sink, shape, end, depth, begun))
+            if opened:
                 return (yield from self._items(scanner, sink, shape.items, end, depth))
-            if not types or "object" in types:
-                return (yield from self._members(scanner, sink, shape, end, depth))
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from scanner.copy_run(SPACE, value.add)
@@ -135,17 +141,18 @@ class NestedElements(ElementCalls):
         return bool(ended)
 
     def _items(self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int) -> Reader[bool]:
+        """Reads a list up to `end`, whose first item has begun."""
         before = "["
         while True:
+            sink(before)
+            before = ", "
+            if not (yield from self._nested(scanner, sink, shape, self.end_of("item"), depth + 1)):
+                return False
             yield from scanner.skip_space()
             if (yield from scanner.accept(end)):
                 sink("]")
                 return True
             if not (yield from scanner.accept(f"{self.key}item>")):
-                return False
-            sink(before)
-            before = ", "
-            if not (yield from self._nested(scanner, sink, shape, self.end_of("item"), depth + 1)):
                 return False
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
