@@ -104,6 +104,10 @@ class NestedElements(ElementCalls):
                 if (yield from scanner.accept(end)):
                     sink("{}" if before == "{" else "}")
                     return True
+                scanner.drop_half_of(end)
+                if (yield from scanner.accept(f"{self.mark}</")):
+                    scanner.unread(len(self.mark) + 2)
+                    return False
                 if not (yield from scanner.accept(self.key)):
                     return False
             name = begun or (yield from scanner.take_while(_KEY, MAX_NAME))

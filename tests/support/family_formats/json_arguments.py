@@ -194,4 +194,18 @@ FAMILIES = (
         open="<|START_THINKING|>",
         close="<|END_THINKING|>",
     ),
+    Family(
+        "minimax_m1",
+        special="<beginning_of_sentence> <end_of_sentence>",
+        plain="<tool_calls> </tool_calls>",
+        eos="<end_of_sentence>",
+        call=(
+            '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_calls>'
+        ),
+        two=(
+            '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
+            '{"name": "get_time", "arguments": {}}\n</tool_calls>'
+        ),
+        patch='<tool_calls>\n{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}\n</tool_calls>',
+    ),
 )

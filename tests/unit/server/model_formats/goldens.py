@@ -1,5 +1,7 @@
 """A turn with a call, as each family's prompt has it: a question, a thought, a call, what came of it."""
 
+from tests.support.family_formats import FAMILIES
+
 ARGUMENTS = '{"city": "Paris", "days": 2}'
 GOLDEN = {
     "hermes": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>\nI look.\n</think>\n\n"
@@ -77,3 +79,78 @@ GOLDEN = {
     "</invoke>\n</minimax:tool_call>[e~[\n]~b]tool\n<response>Rain.</response>[e~[\n]~b]ai\n"
     "<think>\n",
 }
+_AROUND_CALLS = {
+    "seed_oss": (
+        "<seed:bos>user\nWeather?<seed:eos><seed:bos>assistant\n<seed:think>I look.</seed:think>\n\n",
+        "<seed:eos><seed:bos>tool\nRain.<seed:eos><seed:bos>assistant\n",
+    ),
+    "glm47": (
+        "[gMASK]<sop><|user|>Weather?<|assistant|><think>I look.</think>",
+        "<|observation|><tool_response>Rain.</tool_response><|assistant|><think>",
+    ),
+    "hy_v3": (
+        "<｜hy_begin｜><｜hy_User｜>Weather?<｜hy_Assistant｜><think:opensource>I look.</think:opensource>",
+        (
+            "<｜hy_eos｜><tool_response:opensource>\nRain.\n</tool_response:opensource>\n<｜hy_Assistant｜>"
+            "<think:opensource>"
+        ),
+    ),
+    "step3": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n<think>\n"
+        ),
+    ),
+    "minicpm5": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n"
+        ),
+    ),
+    "dots": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n"
+        ),
+    ),
+    "minimax_m3": (
+        "]~b]user\nWeather?[e~[\n]~b]ai\n<mm:think>I look.</mm:think>",
+        "[e~[\n]~b]tool\nRain.[e~[\n]~b]ai\n",
+    ),
+    "kimi_k3": (
+        (
+            '<|open|>message role="user"<|sep|>Weather?<|close|>message<|sep|><|end_of_msg|><|open|>'
+            'message role="assistant"<|sep|><|open|>think<|sep|>I look.<|close|>think<|sep|><|open|>'
+            "response<|sep|><|close|>response<|sep|>"
+        ),
+        (
+            '<|close|>message<|sep|><|end_of_msg|><|open|>message role="tool"<|sep|>Rain.<|close|>'
+            'message<|sep|><|end_of_msg|><|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+        ),
+    ),
+    "lfm2": (
+        "<|startoftext|><|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>I look.</think>",
+        (
+            "<|im_end|>\n<|im_start|>tool\n<|tool_response_start|>Rain.<|tool_response_end|><|im_end|>"
+            "\n<|im_start|>assistant\n"
+        ),
+    ),
+    "olmo3": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n<think>"
+        ),
+    ),
+    "minimax_m1": (
+        "<beginning_of_sentence>user\nWeather?<end_of_sentence>\n<beginning_of_sentence>assistant\n",
+        (
+            "<end_of_sentence>\n<beginning_of_sentence>tool\nRain.<end_of_sentence>\n<beginning_of_sentence>"
+            "ai name=assistant\n"
+        ),
+    ),
+}
+GOLDEN |= {name: before + FAMILIES[name].call + after for name, (before, after) in _AROUND_CALLS.items()}

@@ -137,9 +137,11 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*CALLERS} - {"deepseek_v3", "granite"}))
+@pytest.mark.parametrize("name", sorted({*CALLERS} - {"deepseek_v3", "granite", "lfm2"}))
 def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(name: str) -> None:
-    """But Granite's, whose template writes no calls, and DeepSeek V3's, whose null transformers takes out."""
+    """But Granite's and LFM2's, whose templates write no calls, and DeepSeek V3's, whose null transformers
+    takes out.
+    """
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(folder_of(name))

@@ -66,7 +66,7 @@ def test_the_format_can_be_named() -> None:
 
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, hermes"):
+    with pytest.raises(ValueError, match=r"'hermse'.*glm45, glm47, granite, hermes"):
         load_model_format(folder_of("hermes"), frozenset(), tool_parser="hermse")
 
 
