@@ -19,6 +19,8 @@ class ReasoningFormat:
     end_tags: tuple[str, ...]
     answer_tags: tuple[str, ...] = ()
     """Tags around the answer, removed from the output."""
+    answer_frame: tuple[str, str, str] | None = None
+    """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
     template_marks: tuple[tuple[str, ...], ...] = ()
     """Texts of chat templates with this format, where the start tag is none: all of one of these."""
     repeated: bool = False
@@ -55,6 +57,7 @@ REASONING_FORMATS = (
         "kimi_k3",
         ("<|open|>think<|sep|>",),
         ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         template_marks=(("<|open|>", "<|sep|>", "think"),),
     ),
