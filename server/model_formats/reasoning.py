@@ -62,6 +62,18 @@ REASONING_FORMATS = (
         template_marks=(("<|open|>", "<|sep|>", "think"),),
     ),
     ReasoningFormat(
+        "muse_glimmer",
+        ("to=self<|message|>", " to=self<|message|>", "<|start|>assistant to=self<|message|>"),
+        ("<|eom|><|start|>assistant", "<|eom|>"),
+        (
+            *("to=user<|message|>", " to=user<|message|>", "<|start|>assistant to=user<|message|>"),
+            *("<|eom|>", "<|eot|>"),
+        ),
+        (" to=user<|message|>", "<|eom|><|start|>assistant", ""),
+        template_marks=(("to=self", "<atem:"),),
+        repeated=True,
+    ),
+    ReasoningFormat(
         "hy_v3",
         ("<think:opensource>",),
         ("</think:opensource>",),

@@ -248,6 +248,8 @@ class TextEmitter:
         self._space: list[str] = []
         self._since = 0
         """Offset of the buffered white space."""
+        self.silent = True
+        """Whether no text was emitted yet."""
 
     def add(self, piece: str) -> None:
         end = self._scanner.offset
@@ -295,6 +297,7 @@ class TextEmitter:
     def _emit(self, text: str, end: int) -> None:
         if not text:
             return
+        self.silent = False
         if self._reasons:
             self._scanner.deltas.append(ReasoningDelta(text))
         else:

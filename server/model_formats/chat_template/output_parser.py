@@ -186,6 +186,8 @@ def read_answer(
             return
         if calls and stop in calls.openers:
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+        elif stop in dropped and answer.silent:
+            answer.restart()
         elif more and stop in thoughts:
             yield from read_more_reasoning(scanner, more[0].end_tags, more[1], answer)
         elif calls and stop == "{" and depth == 0:

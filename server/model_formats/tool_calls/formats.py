@@ -272,6 +272,22 @@ class Dots(MiniMax):
     prefix, suffix = '<dots_function_call>\n<invoke name="', "\n</dots_function_call>"
 
 
+class MuseGlimmer(ElementCalls):
+    """`to=NAME<|message|>`, then `<atem:invoke name="NAME">` with a `parameter` for each: Muse Glimmer."""
+
+    name = "muse_glimmer"
+    template_marks = (("<atem:function_calls>",),)
+    in_name = IN_QUOTES
+    openers = (" to=", "to=", "<|start|>assistant to=")
+    closers = ("</atem:function_calls>", "<|eom|>")
+    after_recipient = "<|message|><atem:function_calls>"
+    before_name, after_name = '<atem:invoke name="', '">'
+    key, after_key = '<atem:parameter name="', '">'
+    after_value, last = "</atem:parameter>", "</atem:invoke>"
+    prefix, suffix = " to=", "\n</atem:function_calls>"
+    separator = "\n</atem:function_calls><|eom|><|start|>assistant to="
+
+
 class MiniMaxM3(NestedElements):
     """Elements nested as the values are, each tag after a mark: MiniMax M3."""
 
@@ -391,7 +407,20 @@ class Gemma4(QuotedObjects):
 
 FORMATS: tuple[type[ToolCallFormat], ...] = (
     *(DeepSeekV32, DeepSeekV4, DeepSeekV3, DeepSeekV31, Kimi, Glm47, Glm, SeedOss, QwenCoder, MiniMax),
-    *(FunctionGemma, Gemma4, MiniMaxM3, KimiK3, Hunyuan3, Step3, MiniCpm, Dots, Lfm2, Olmo3, MiniMaxM1),
+    *(
+        FunctionGemma,
+        Gemma4,
+        MiniMaxM3,
+        KimiK3,
+        Hunyuan3,
+        Step3,
+        MiniCpm,
+        Dots,
+        MuseGlimmer,
+        Lfm2,
+        Olmo3,
+        MiniMaxM1,
+    ),
     *(MistralArgs, MistralList, Cohere, Phi, Granite, Hermes, Pythonic, Llama),
 )
 """In order of detection: the first whose marks are in a chat template is the model's."""

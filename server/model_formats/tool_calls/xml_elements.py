@@ -41,6 +41,8 @@ class ElementCalls(ToolCallFormat):
 
     before_kind = ""
     """The text that may stand between the opener and `before_name`, from `openers[1]` on."""
+    after_recipient = ""
+    """The text after the name where the opener announces that, which is repeated after `before_name`."""
     before_name: str
     """The text before the name; `after_name` ends it, or, if that is empty, the first argument."""
     after_name: str
@@ -70,7 +72,7 @@ class ElementCalls(ToolCallFormat):
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         sign = markup.sign
-        self.before_kind = sign(self.before_kind)
+        self.before_kind, self.after_recipient = sign(self.before_kind), sign(self.after_recipient)
         self.before_name, self.after_name = sign(self.before_name), sign(self.after_name)
         self.key, self.after_key = sign(self.key), sign(self.after_key)
         self.after_string_key, self.after_value = sign(self.after_string_key), sign(self.after_value)
@@ -82,6 +84,10 @@ class ElementCalls(ToolCallFormat):
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
+        if self.after_recipient:
+            yield from scanner.take_while(self.in_name, MAX_NAME)
+            if not (yield from scanner.accept(self.after_recipient)):
+                return
         if not opener.endswith(self.before_name):
             yield from scanner.skip_space()
             if self.before_kind:
@@ -182,7 +188,8 @@ class ElementCalls(ToolCallFormat):
         return " ".join([*parts, lark.literal(self.between + self.last)])
 
     def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
-        return lark.literal(name + self.after_name)
+        again = f"{name}{self.after_recipient}\n{self.before_name}" if self.after_recipient else ""
+        return lark.literal(again + name + self.after_name)
 
     def _element(
         self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
