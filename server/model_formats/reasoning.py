@@ -63,12 +63,9 @@ REASONING_FORMATS = (
     ),
     ReasoningFormat(
         "muse_glimmer",
-        ("to=self<|message|>", " to=self<|message|>", "<|start|>assistant to=self<|message|>"),
+        ("to=self<|message|>", " to=self<|message|>"),
         ("<|eom|><|start|>assistant", "<|eom|>"),
-        (
-            *("to=user<|message|>", " to=user<|message|>", "<|start|>assistant to=user<|message|>"),
-            *("<|eom|>", "<|eot|>"),
-        ),
+        ("to=user<|message|>", " to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
         (" to=user<|message|>", "<|eom|><|start|>assistant", ""),
         template_marks=(("to=self", "<atem:"),),
         repeated=True,

@@ -27,7 +27,7 @@ _ENDS: tuple[str, ...] = (
     "\n</function>",
     "\n</invoke>",
 )
-_ENDS += ("</｜DSML｜parameter>", "</arg_value>")
+_ENDS += ("</｜DSML｜parameter>", "</arg_value>", "</steptml:parameter>", "</atem:parameter>")
 _CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
 
 

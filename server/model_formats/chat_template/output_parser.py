@@ -182,7 +182,8 @@ def read_answer(
     while True:
         stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not stop:
-            answer.flush()
+            if not (must_call and answer.silent):
+                answer.flush()
             return
         if calls and stop in calls.openers:
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)

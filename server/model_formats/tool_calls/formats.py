@@ -278,7 +278,7 @@ class MuseGlimmer(ElementCalls):
     name = "muse_glimmer"
     template_marks = (("<atem:function_calls>",),)
     in_name = IN_QUOTES
-    openers = (" to=", "to=", "<|start|>assistant to=")
+    openers = (" to=", "to=")
     closers = ("</atem:function_calls>", "<|eom|>")
     after_recipient = "<|message|><atem:function_calls>"
     before_name, after_name = '<atem:invoke name="', '">'

@@ -223,7 +223,8 @@ class _NestedGrammar:
             types.discard("array")
             item = self._value(items_of(schema), self._calls.end_of("item"), depth + 1)
             one = f"({self._lark.literal(f'{self._calls.key}item>')} {item})"
-            yield f"{one}{_count(schema) if self._strict else '{0,}'} {self._lark.literal(end)}"
+            items = f"{one}{_count(schema) if self._strict else '{0,}'}"
+            yield f"{'' if items.endswith('{0,0}') else items} {self._lark.literal(end)}"
 
     def _text(self, strings: str, end: str) -> str:
         """Strings without any tag of an element."""

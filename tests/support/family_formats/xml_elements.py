@@ -155,7 +155,8 @@ FAMILIES = (
     Family(
         "hy_v3",
         special=(
-            "<｜hy_begin｜> <｜hy_eos｜> <｜hy_User｜> <｜hy_Assistant｜> <think:opensource> </think:opensource> "
+            "<｜hy_begin｜> <｜hy_eos｜> <｜hy_User｜> <｜hy_Assistant｜> "
+            "<think:opensource> </think:opensource> "
             "<tool_calls:opensource> </tool_calls:opensource> <tool_call:opensource> </tool_call:opensource> "
             "<tool_sep:opensource> <arg_key:opensource> </arg_key:opensource> <arg_value:opensource> "
             "</arg_value:opensource>"
@@ -298,5 +299,28 @@ FAMILIES = (
         ),
         open="<|open|>think<|sep|>",
         close="<|close|>think<|sep|>",
+    ),
+    Family(
+        "muse_glimmer",
+        special="<|begin_of_text|> <|start|> <|message|> <|eom|> <|eot|>",
+        eos="<|eot|>",
+        call=(
+            ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+            '<atem:parameter name="city">Paris</atem:parameter>\n'
+            '<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+        ),
+        two=(
+            ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+            '<atem:parameter name="city">Paris</atem:parameter>\n'
+            '<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>'
+            '<|start|>assistant to=get_time<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n'
+            "</atem:invoke>\n</atem:function_calls>"
+        ),
+        patch=(
+            ' to=patch<|message|><atem:function_calls>\n<atem:invoke name="patch">\n'
+            '<atem:parameter name="input">a "b"\nc</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+        ),
+        open=" to=self<|message|>",
+        close="<|eom|><|start|>assistant",
     ),
 )

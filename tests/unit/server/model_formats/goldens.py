@@ -80,6 +80,11 @@ GOLDEN = {
     "<think>\n",
 }
 _AROUND_CALLS = {
+    "muse_glimmer": (
+        "<|begin_of_text|><|start|>user<|message|>Weather?<|eot|>"
+        "<|start|>assistant to=self<|message|>I look.<|eom|><|start|>assistant",
+        "<|eot|><|start|>tool get_weather<|message|>Rain.<|eot|><|start|>assistant",
+    ),
     "seed_oss": (
         "<seed:bos>user\nWeather?<seed:eos><seed:bos>assistant\n<seed:think>I look.</seed:think>\n\n",
         "<seed:eos><seed:bos>tool\nRain.<seed:eos><seed:bos>assistant\n",
