@@ -168,7 +168,7 @@ class SeedOss(QwenCoder):
     """Calls of Qwen3-Coder within `<seed:tool_call>`, the values as they are: Seed-OSS."""
 
     name = "seed_oss"
-    template_marks = (("<seed:tool_call>",),)
+    template_marks = (("<seed:tool_call>", "<function="),)
     lines = False
     openers, closers = ("<seed:tool_call>", "<function="), ("</seed:tool_call>",)
     prefix = "<seed:tool_call>\n<function="
@@ -194,7 +194,7 @@ class Glm47(Glm):
 
     name = "glm47"
     template_marks = (("</arg_key><arg_value>",),)
-    model_types = ("glm4_moe_lite", "glm_moe_dsa")
+    model_types = ("glm4_moe_lite",)
     between, separator = "", "<tool_call>"
 
 

@@ -28,7 +28,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     strings_of,
 )
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextSink
+from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
 from server.model_formats.tool_calls.literal_arguments import MAX_SCHEMAS
 from server.model_formats.tool_calls.streamed_json import copy_json
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME
@@ -124,6 +124,8 @@ class NestedElements(ElementCalls):
         types = shape.types
         if depth > _MAX_DEPTH:
             return False
+        if types and "string" not in types:
+            yield from scanner.skip_space()
         if (yield from scanner.accept(end)):
             empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}
             sink(empty.get(types, '""'))
@@ -138,7 +140,6 @@ class NestedElements(ElementCalls):
                 return (yield from self._items(scanner, sink, shape.items, end, depth))
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
-            yield from scanner.copy_run(SPACE, value.add)
             yield from copy_json(scanner, value.add)
         ended = yield from scanner.copy_until(StopTexts([end]), value.add, drops_half=True)
         value.close(whole=bool(ended))

@@ -98,7 +98,7 @@ class ElementCalls(ToolCallFormat):
         name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
         tool = emitter.tools.resolve(name)
-        if tool is None or not ended:
+        if tool is None or not ended or not (yield from self._goes_on(scanner)):
             return
         emitter.start(tool)
         if (yield from self._arguments(scanner, emitter.add_arguments, tool)):
@@ -150,10 +150,13 @@ class ElementCalls(ToolCallFormat):
         return name
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        if self.after_name:
-            return bool((yield from scanner.accept(self.after_name)))
+        return not self.after_name or bool((yield from scanner.accept(self.after_name)))
+
+    def _goes_on(self, scanner: Scanner) -> Reader[bool]:
+        """Whether an argument or the end of the call comes next; otherwise its beginning is prose."""
         yield from scanner.skip_space()
-        following = yield from scanner.accept(self.key, self.last)
+        begins = (self.last, self.key, *((self.json_begin,) if self.json_begin else ()))
+        following = yield from scanner.accept(*begins)
         scanner.unread(len(following))
         return bool(following)
 

@@ -81,8 +81,10 @@ GOLDEN = {
 }
 _AROUND_CALLS = {
     "muse_glimmer": (
-        "<|begin_of_text|><|start|>user<|message|>Weather?<|eot|>"
-        "<|start|>assistant to=self<|message|>I look.<|eom|><|start|>assistant",
+        (
+            "<|begin_of_text|><|start|>user<|message|>Weather?<|eot|>"
+            "<|start|>assistant to=self<|message|>I look.<|eom|><|start|>assistant"
+        ),
         "<|eot|><|start|>tool get_weather<|message|>Rain.<|eot|><|start|>assistant",
     ),
     "seed_oss": (
