@@ -1,7 +1,7 @@
 """The table of public chat templates in docs/models.md: `python -m tests.support.public_templates FOLDER`.
 
-FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source (`make llama-templates`). No weights
-are needed: each template gets a tokenizer whose special tokens are the marks that it writes.
+FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source. No weights are needed: each
+template gets a tokenizer whose special tokens are the marks that it writes.
 """
 
 import json
