@@ -27,7 +27,7 @@ _WORD = re.compile(r"w[0-9]+w")
 
 
 def mutated(name: str, random_: random.Random) -> str:
-    """An output with numbered words in its prose, some of whose parts are not as the model would write them."""
+    """An output with numbered words in its prose, parts of which are not as a model would write them."""
     family = FAMILIES[name]
     marks = [mark for mark in (*family.added, family.open.strip(), family.close.strip()) if mark]
     words = iter(range(100))
