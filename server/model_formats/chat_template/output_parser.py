@@ -1,14 +1,18 @@
-"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, and `PlainParser` for text."""
+"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, `PlainParser` for mere text.
+
+A special token that is markup becomes one character of the text, its sign; see `special_tokens`.
+"""
 
 import codecs
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import ReasoningFormat, read_more_reasoning, read_reasoning
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning, read_thought
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -63,13 +67,18 @@ class ChatParser:
             if text:
                 self._append(text, is_sign=token in self._signs)
         self._read_rest()
-        return merge_deltas(scanner.take_deltas())
+        return self._take_deltas()
 
     def close(self) -> list[Delta]:
         self._flush()
         self._scanner.ended = True
         for _ in self._reader:
             pass
+        return self._take_deltas()
+
+    def _take_deltas(self) -> list[Delta]:
+        self.reasoning_tokens -= self._scanner.tokens_of_calls
+        self._scanner.tokens_of_calls = 0
         return merge_deltas(self._scanner.take_deltas())
 
     def _append(self, text: str, *, is_sign: bool = False) -> None:
@@ -127,6 +136,15 @@ class ChatParser:
                 self._append(rest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Thoughts:
+    """Reasoning that may come again within the answer."""
+
+    reasoning_format: ReasoningFormat
+    reasoning: TextEmitter
+    calls: CallsInReasoning | None
+
+
 def _read(
     scanner: Scanner,
     markup: Markup,
@@ -138,10 +156,13 @@ def _read(
     must_call: bool,
 ) -> Iterator[None]:
     answer = TextEmitter(scanner, "answer", markup.clean)
-    reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
+    more: _Thoughts | None = None
     if reasoning_format is not None:
-        ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
-        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, also_ends=ends)
+        reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
+        within = _calls_in_reasoning(scanner, calls, tools) if calls and tools else None
+        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
+        if reasoning_format.repeated:
+            more = _Thoughts(reasoning_format, reasoning, within)
     dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
     yield from read_answer(
         scanner,
@@ -150,8 +171,20 @@ def _read(
         answer,
         dropped,
         must_call=must_call and calls is not None,
-        more=(reasoning_format, reasoning) if reasoning_format and reasoning_format.repeated else None,
+        more=more,
     )
+
+
+def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
+    """The reader of calls of offered tools."""
+    emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
+
+    def read(text: TextEmitter, opener: str) -> Reader[bool]:
+        before = emitter.count
+        yield from _read_calls(calls, emitter, text, opener, must_call=False)
+        return emitter.count > before
+
+    return CallsInReasoning(calls.openers, read, calls.markup.restore)
 
 
 def read_answer(
@@ -162,13 +195,15 @@ def read_answer(
     dropped: Sequence[str] = (),
     *,
     must_call: bool = False,
-    more: tuple[ReasoningFormat, TextEmitter] | None = None,
+    more: "_Thoughts | None" = None,
 ) -> Reader[None]:
-    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call.
-    `more` is for reasoning that may come within the answer.
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed;
+    reasoning that comes again is read with `more`.
+
+    With `must_call`, a truncated beginning of a call is not emitted as text.
     """
     answer.buffers_space = calls is not None
-    thoughts = more[0].start_tags if more else ()
+    thoughts = more.reasoning_format.start_tags if more else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     openers = calls.openers if calls else ()
     stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
@@ -190,7 +225,9 @@ def read_answer(
         elif stop in dropped and answer.silent:
             answer.restart()
         elif more and stop in thoughts:
-            yield from read_more_reasoning(scanner, more[0].end_tags, more[1], answer)
+            answer.restart()
+            more.reasoning.restart()
+            yield from read_thought(scanner, more.reasoning_format, more.reasoning, more.calls)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
@@ -225,7 +262,10 @@ def _read_calls(
 
 
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
+
+    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False
