@@ -162,6 +162,18 @@ def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
     return True
 
 
+def json_of_literal(text: str) -> str | None:
+    """A Python literal as JSON; None for other text."""
+    scanner, pieces = Scanner(), list[str]()
+    scanner.feed(text.strip(), ())
+    scanner.ended = True
+    try:
+        next(_literal(scanner, pieces.append, 0))
+    except StopIteration as whole:
+        return "".join(pieces) if whole.value and scanner.offset == len(text.strip()) else None
+    raise AssertionError("A reader of a whole text waits for more.")
+
+
 def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
     def member(comma: str) -> Reader[bool]:
         sink(comma)

@@ -28,6 +28,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
 )
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
+from server.model_formats.tool_calls.literal_arguments import json_of_literal
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
@@ -322,14 +323,16 @@ class Value:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text as JSON of one of these types, else as a JSON string."""
+    """The text as JSON of one of these types, in which some templates write Python, else as a JSON string."""
     word = _WORDS.get(text.strip().lower())
     if word and (("null" if word == "null" else "boolean") in types or not types):
         return word
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return f'"{escaped(text)}"'
+        nested = types and "string" not in types and text.lstrip()[:1] in ("[", "{")
+        literal = json_of_literal(text) if nested else None
+        return literal or f'"{escaped(text)}"'
     own = type_name(value)
     fits = own in types or (own == "integer" and "number" in types) or not types
     is_value = "string" not in types or (fits and own != "string")

@@ -201,6 +201,16 @@ def test_values_of_seed_oss_keep_their_line_breaks() -> None:
     assert read("seed_oss", text)[1] == '{"city": "\\na\\n"}'
 
 
+@pytest.mark.parametrize("name", ["seed_oss", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("['x', \"it's\"]", ["x", "it's"]), ('["x"]', ["x"]), ("['x'", "['x'"), ("['x'] y", "['x'] y")],
+)
+def test_lists_may_be_pythons_as_some_templates_write_them(name: str, written: str, value: Any) -> None:
+    text = f"<function=plan>\n<parameter=tags>{written}</parameter>\n</function>"
+    assert json.loads(read(name, text)[1]) == {"tags": value}
+
+
 @pytest.mark.parametrize(
     "text",
     [
