@@ -59,8 +59,9 @@ class Shape:
         members, others = self._members
         return members.get(name, others)
 
-    def has(self, name: str) -> bool:
-        return name in self._members[0]
+    def has_item(self) -> bool:
+        """Whether a property has the name of lists' elements."""
+        return "item" in self._members[0]
 
     @cached_property
     def items(self) -> "Shape":
@@ -133,7 +134,7 @@ class NestedElements(ElementCalls):
         if not types or types & {"object", "array"}:
             opened = yield from scanner.accept(f"{self.key}item>", self.key)
             listed = not types or "array" in types
-            if opened and (not listed or opened == self.key or shape.has("item")):
+            if opened and (not listed or opened == self.key or shape.has_item()):
                 begun = "item" if opened != self.key else ""
                 return (yield from self._members(scanner, sink, shape, end, depth, begun))
             if opened:
@@ -266,9 +267,6 @@ class AttributedElements(ElementCalls):
         if not (yield from scanner.accept(self.after_type)):
             return None
         return frozenset({kind}) if kind == "string" else types - {"string"}
-
-    def _unescaped(self, name: str) -> str:
-        return name.replace("&quot;", '"').replace("&amp;", "&")
 
     def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
         begin, end = lark.literal(name + self.after_name), lark.literal(self.after_number)

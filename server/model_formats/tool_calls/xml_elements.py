@@ -2,9 +2,10 @@
 schema says which unquoted values are strings, which are streamed; others are JSON when complete.
 """
 
+import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.model_formats.model_format import PromptTool
@@ -62,7 +63,7 @@ class ElementCalls(ToolCallFormat):
     between = "\n"
     """The text before each argument and before `last`, as a grammar writes it; any white space is read."""
     marks_types = False
-    """`end_of_key` differs by type."""
+    """`end_of_key` differs by type, and quotes in an argument's name are escaped."""
     json_begin = json_end = ""
     """The texts around all arguments as one JSON object, in families that may write them so."""
     in_name = IN_TAG
@@ -121,7 +122,8 @@ class ElementCalls(ToolCallFormat):
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
                 return False
-            sink(f"{before}{json.dumps(self._unescaped(argument), ensure_ascii=False)}: ")
+            argument = html.unescape(argument) if self.marks_types else argument
+            sink(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
             if not (yield from self._read_value(scanner, sink, types)):
                 return False
@@ -145,10 +147,6 @@ class ElementCalls(ToolCallFormat):
             yield from scanner.skip_space()
             return bool((yield from scanner.accept(self.after_value)))
         return bool(end)
-
-    def _unescaped(self, name: str) -> str:
-        """The name of an argument, as the schema has it."""
-        return name
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
         return not self.after_name or bool((yield from scanner.accept(self.after_name)))
@@ -222,22 +220,11 @@ class ElementCalls(ToolCallFormat):
             text = lark.terminated_string(strings, self._value_end(), self.after_value)
             ways.append(f"{self._before(lark, key, '')} {text}")
         if others or not ways:
-            ways += self._json_ways(lark, key, schema, others, types)
+            for kind in sorted(others) if self.marks_types else [""]:
+                own = frozenset({kind}) if kind else others
+                value = lark.json({**schema, "type": sorted(own)} if own < types else schema)
+                ways.append(f"{self._before(lark, key, kind)} {value} {lark.literal(self._value_end())}")
         return f"({' | '.join(ways)})"
-
-    def _json_ways(
-        self,
-        lark: GrammarBuilder,
-        key: str | None,
-        schema: Mapping[str, Any],
-        others: frozenset[str],
-        types: frozenset[str],
-    ) -> Iterator[str]:
-        """The expressions of an argument of the types `others` as JSON, of a schema with `types`."""
-        for kind in sorted(others) if self.marks_types else [""]:
-            own = frozenset({kind}) if kind else others
-            value = lark.json({**schema, "type": sorted(own)} if own < types else schema)
-            yield f"{self._before(lark, key, kind)} {value} {lark.literal(self._value_end())}"
 
     def _before(self, lark: GrammarBuilder, key: str | None, kind: str) -> str:
         """The text before a value, with its type if that is marked."""
