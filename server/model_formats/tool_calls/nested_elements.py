@@ -5,7 +5,7 @@ are, and Kimi K3's, whose tags have attributes.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from server.model_formats.model_format import PromptTool
@@ -66,6 +66,11 @@ class Shape:
     @cached_property
     def items(self) -> "Shape":
         return Shape(items_of(self._schema))
+
+
+@lru_cache(maxsize=256)
+def _stops(end: str) -> StopTexts:
+    return StopTexts([end])
 
 
 def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,7 +147,7 @@ class NestedElements(ElementCalls):
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from copy_json(scanner, value.add)
-        ended = yield from scanner.copy_until(StopTexts([end]), value.add, drops_half=True)
+        ended = yield from scanner.copy_until(_stops(end), value.add, drops_half=True)
         value.close(whole=bool(ended))
         return bool(ended)
 

@@ -35,6 +35,7 @@ from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallE
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_IN_WORD = re.compile(r"[\w.:/-]")
 IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
@@ -87,7 +88,7 @@ class ElementCalls(ToolCallFormat):
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         if self.after_recipient:
-            yield from scanner.take_while(self.in_name, MAX_NAME)
+            yield from scanner.take_while(_IN_WORD, MAX_NAME)
             if not (yield from scanner.accept(self.after_recipient)):
                 return
         if not opener.endswith(self.before_name):
