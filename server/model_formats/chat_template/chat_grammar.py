@@ -167,7 +167,8 @@ def _call_within(lark: GrammarBuilder, calls: ToolCallFormat, constraints: Outpu
 
     The whole prefix of a call begins it, as its opener alone may be mentioned.
     """
-    if calls.bare_starts or not constraints.tools or constraints.choice.mode == "none":
+    excluded = bool(calls.bare_starts) or not calls.in_reasoning
+    if excluded or not constraints.tools or constraints.choice.mode == "none":
         return None
     return f"{lark.until(calls.prefix)} {_calls(lark, calls, constraints, '')}"
 

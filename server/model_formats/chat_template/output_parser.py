@@ -159,7 +159,9 @@ def _read(
     more: _Thoughts | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        within = _calls_in_reasoning(scanner, calls, tools) if calls and tools else None
+        within = None
+        if calls and tools and calls.in_reasoning:
+            within = _calls_in_reasoning(scanner, calls, tools)
         yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
         if reasoning_format.repeated:
             more = _Thoughts(reasoning_format, reasoning, within)

@@ -279,8 +279,9 @@ class MuseGlimmer(ElementCalls):
     name = "muse_glimmer"
     template_marks = (("<atem:function_calls>",),)
     in_name = IN_QUOTES
+    in_reasoning = False
     openers = (" to=", "to=")
-    closers = ("</atem:function_calls>", "<|eom|>")
+    closers = ("</atem:function_calls>",)
     after_recipient = "<|message|><atem:function_calls>"
     before_name, after_name = '<atem:invoke name="', '">'
     key, after_key = '<atem:parameter name="', '">'

@@ -86,6 +86,8 @@ class ToolCallFormat(ABC):
     """Arguments are written per property, not as one object."""
     inline = False
     """Calls without opener may also follow text, unless a grammar excludes them."""
+    in_reasoning = True
+    """Calls may be made within the reasoning, which channels of their own exclude."""
     call_id_style: ClassVar[str] = "any"
     """The form of call ids in prompts: `any`, `mistral` (nine letters), `kimi` (functions.NAME:NUMBER)."""
 
