@@ -4,13 +4,13 @@ name precedes them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
-from server.model_formats.tool_calls.streamed_json import copy_json, copy_string
+from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_json, copy_string
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _NAMES = {"name", "tool_name", "function_name"}
@@ -28,6 +28,8 @@ class JsonCalls(ToolCallFormat):
 
     bare = False
     """Calls may lack an opener, so an object with an unknown key is not a call."""
+    name_is_key = False
+    """The name is an object's only key, and its value the arguments."""
     middle = '", "arguments": '
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -36,19 +38,20 @@ class JsonCalls(ToolCallFormat):
         listed = yield from scanner.accept("[")
         while True:
             yield from scanner.skip_space()
-            if not (yield from _Object(emitter, exact=self.bare and not opener).read()):
+            read = _Object(emitter, exact=self.bare and not opener, name_is_key=self.name_is_key).read()
+            if not (yield from read):
                 return
             scanner.mark()
             yield from scanner.skip_space()
             if listed and not (yield from scanner.accept(",")):
                 yield from scanner.accept("]")
                 break
-            if not listed and not (self.bare and (yield from self._another(scanner))):
+            if not listed and not (yield from self._another(scanner)):
                 break
         scanner.unmark()
 
     def _another(self, scanner: Scanner) -> Reader[bool]:
-        separator = yield from scanner.accept(";", ",")
+        separator = self.bare and (yield from scanner.accept(";", ","))
         return bool(separator) or (yield from scanner.peek()) == "{"
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
@@ -62,10 +65,11 @@ class JsonCalls(ToolCallFormat):
 class _Object:
     """Reader of one JSON object, which is a call if it names a tool."""
 
-    def __init__(self, emitter: ToolCallEmitter, *, exact: bool) -> None:
+    def __init__(self, emitter: ToolCallEmitter, *, exact: bool, name_is_key: bool) -> None:
         self._emitter = emitter
         self._scanner = emitter.scanner
         self._exact = exact
+        self._name_is_key = name_is_key
         self._tool: PromptTool | None = None
         self._id: str | None = None
         self._is_guess = False
@@ -75,7 +79,16 @@ class _Object:
         self._started = False
 
     def read(self) -> Reader[bool]:
-        """True for a complete call, False for a truncated one or another object."""
+        """True for a complete call, False for a truncated one or another object. A call that ends before its
+        arguments is started without them.
+        """
+        if (yield from self._read()):
+            return True
+        if self._tool and not (self._started or self._is_guess or (yield from self._scanner.peek())):
+            self._start()
+        return False
+
+    def _read(self) -> Reader[bool]:
         scanner = self._scanner
         if not (yield from scanner.accept("{")):
             return False
@@ -103,6 +116,8 @@ class _Object:
     def _member(self, key: str) -> Reader[bool]:
         """Reads the value of one key; False if the object cannot be a complete call."""
         scanner = self._scanner
+        if self._name_is_key:
+            return self._tool is None and self._name(key) and (yield from self._arguments())
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
         if key in _ARGUMENTS and not self._started:
@@ -129,14 +144,11 @@ class _Object:
         return True
 
     def _arguments(self) -> Reader[bool]:
-        sink: TextSink = self._emitter.add_arguments
         if self._tool is None:
-            self._early = []
-            sink = self._early.append
-        else:
-            self._start()
-        whole = yield from read_arguments(self._scanner, sink)
-        if whole and self._started:
+            early = self._early = []
+            return (yield from read_arguments(self._scanner, lambda: None, early.append))
+        whole = yield from read_arguments(self._scanner, self._start, self._emitter.add_arguments)
+        if whole:
             self._emitter.end()
         return whole
 
@@ -159,11 +171,16 @@ class _Object:
         return True
 
 
-def read_arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
-    """Reads arguments: a JSON object, or a string that contains one; False if truncated."""
+def read_arguments(scanner: Scanner, start: Callable[[], None], sink: TextSink) -> Reader[bool]:
+    """Reads arguments: a JSON object, a string that contains one, or null for none; see `ArgumentsCopy`."""
+    if (yield from scanner.accept('""', "null")):
+        start()
+        sink("{}")
+        return True
     if (yield from scanner.accept('"')):
+        start()
         return (yield from copy_string(scanner, sink))
-    return (yield from copy_json(scanner, sink))
+    return (yield from ArgumentsCopy(scanner, start, sink).read())
 
 
 def read_string(scanner: Scanner) -> Reader[str | None]:
@@ -185,6 +202,8 @@ class HeaderCalls(JsonCalls):
     """The text before the name that is not part of it, but of the call's id."""
     after_kind = ""
     """Ends the word `function` before the name, or the name itself; the arguments may be fenced."""
+    kind_is_id = False
+    """The word before `after_kind` is the call's id."""
     id_begin = ""
     """The text between the name and the call's id."""
     numbered = False
@@ -215,17 +234,17 @@ class HeaderCalls(JsonCalls):
                 return
             yield from scanner.skip_space()
             if (yield from scanner.peek()) not in ("{", "`"):
+                call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
                 yield from scanner.skip_space()
-            yield from scanner.accept("```json", "```")
-        elif not (yield from scanner.accept(self.name_end)) and self.begin:
+            yield from scanner.accept(self.name_end.strip(), "```json", "```")
+        elif not (yield from scanner.accept(self.name_end.strip())) and self.begin:
             return
         yield from scanner.skip_space()
         tool = emitter.tools.resolve(name.removeprefix(self.before_name))
-        if tool is None or (yield from scanner.peek()) not in ("{", '"'):
+        if tool is None or (yield from scanner.peek()) not in ("{", '"', "n"):
             return
-        emitter.start(tool, call_id)
-        if (yield from read_arguments(scanner, emitter.add_arguments)):
+        if (yield from read_arguments(scanner, lambda: emitter.start(tool, call_id), emitter.add_arguments)):
             emitter.end()
 
     def _read_id(self, scanner: Scanner, name: str) -> Reader[str | None]:
@@ -238,7 +257,9 @@ class HeaderCalls(JsonCalls):
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """A call with its id, if that begins with a special token of the tokenizer."""
-        if self.numbered:
+        if self.kind_is_id:
+            begin = f"/[a-z0-9]{{10}}/ {lark.literal(self.after_kind + name + self.name_end)}"
+        elif self.numbered:
             begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"
         elif self.id_begin and self.markup.is_sign(self.id_begin):
             own_id = f"{lark.literal(self.id_begin)} /[A-Za-z0-9]{{9}}/"

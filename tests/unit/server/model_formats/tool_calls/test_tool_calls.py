@@ -28,8 +28,9 @@ from tests.support.families import (
 from tests.support.family_formats import FAMILIES
 
 ARGUMENTS = '{"city": "Paris", "days": 2}'
-LED = [name for name in CALLERS if name != "llama3_json"]
+LED = [name for name in CALLERS if name not in ("llama3_json", "xlam")]
 """Those whose calls may come after text."""
+JSON = [name for name in CALLERS if ARGUMENTS in FAMILIES[name].call]
 
 
 def prompt(tools: Sequence[PromptTool] = TOOLS, *, opened: bool = False) -> Prompt:
@@ -66,7 +67,7 @@ def test_the_format_can_be_named() -> None:
 
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, hermes"):
+    with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, granite_20b, hermes"):
         load_model_format(folder_of("hermes"), frozenset(), tool_parser="hermse")
 
 
@@ -240,9 +241,40 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
         ),
         (
             "hermes",
-            '<tool_call>{"name": "get_time", "arguments": {"a": </tool_call> well',
-            ["function get_time", '{"a": ', "text well"],
+            '<tool_call>{"name": "get_time", "arguments": {"a": 1, "b": </tool_call> well',
+            ["function get_time", '{"a": 1, "b": ', "text well"],
         ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": {"a": 1, "b": two}}',
+            ["function get_time", '{"a": 1, "b": ', "text two}}"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": {"a": [True, None,], "b": 1.5e3,}}</tool_call>',
+            ["function get_time", '{"a": [true, null], "b": 1.5e3}', "end"],
+        ),
+        (
+            "jamba",
+            '<tool_calls>[{"name": "get_time", "arguments": ""}, {"name": "get_time", "parameters": null}]',
+            ["function get_time", "{}", "end", "function get_time", "{}", "end"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time"}\n{"name": "get_time"}</tool_call>',
+            ["function get_time", "{}", "end", "function get_time", "{}", "end"],
+        ),
+        ("hermes", '<tool_call>{"name": "get_weather", "argu', ["function get_weather"]),
+        (
+            "hermes",
+            '<tool_call>{"name": "Bob", "age": 3} is',
+            ['text <tool_call>{"name": "Bob", "age": 3} is'],
+        ),
+        ("apertus", "<|tools_prefix|>[]<|tools_suffix|>", ["text <|tools_prefix|>[]<|tools_suffix|>"]),
+        ("command_r", "Action: take the bus.", ["text Action: take the bus."]),
+        ("gigachat3", "A function call<|role_sep|>\nand", ["text A function call<|role_sep|>\nand"]),
+        ("functionary", "Write <function=x> or so.", ["text Write <function=x> or so."]),
+        ("solar", "<|content|>Yes.<|end|>", ["text Yes."]),
         ("hermes", "a < b <tool", ["text a < b <tool"]),
         ("llama3_json", '{"city": "Paris"}', ['text {"city": "Paris"}']),
         ("llama3_json", ' {"type": "function", "name": "get_time"}', ["function get_time", "{}", "end"]),
@@ -290,6 +322,21 @@ def test_what_is_unusual_or_broken_is_read_as_far_as_it_makes_sense(
     name: str, text: str, words: list[str]
 ) -> None:
     assert shown(read(name, text)) == words
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_arguments_that_are_no_json_are_text(name: str) -> None:
+    text = FAMILIES[name].call.replace('"Paris"', "Paris")
+    assert text != FAMILIES[name].call
+    words = shown(read(name, text))
+    assert [word.partition(" ")[0] for word in words] == ["text"]
+    assert "Paris" in words[0]
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_arguments_that_are_null_are_none(name: str) -> None:
+    text = FAMILIES[name].call.replace(ARGUMENTS, "null")
+    assert shown(read(name, text)) == [call(name)[0], "{}", "end"]
 
 
 def test_a_marker_that_is_only_spelled_is_text() -> None:
