@@ -400,9 +400,9 @@ class Plamo3(HeaderCalls):
     model_types = ("plamo3",)
     begin = "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>"
     openers = ("<|plamo:begin_tool_requests:plamo|>", begin)
-    closers = ("<|plamo:end_tool_request:plamo|>", "<|plamo:end_tool_requests:plamo|>")
     name_end = "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
     arguments_end = "<|plamo:end_tool_arguments:plamo|>"
+    closers = ("<|plamo:end_tool_request:plamo|>", "<|plamo:end_tool_requests:plamo|>", arguments_end)
     prefix, separator = openers[0] + begin, closers[0] + begin
     suffix = closers[0] + closers[1]
 

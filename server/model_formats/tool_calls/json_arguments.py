@@ -38,8 +38,8 @@ class JsonCalls(ToolCallFormat):
         listed = yield from scanner.accept("[")
         while True:
             yield from scanner.skip_space()
-            read = _Object(emitter, exact=self.bare and not opener, name_is_key=self.name_is_key).read()
-            if not (yield from read):
+            exact = self.middle.split('"')[2] if self.bare and not opener else ""
+            if not (yield from _Object(emitter, exact=exact, name_is_key=self.name_is_key).read()):
                 return
             scanner.mark()
             yield from scanner.skip_space()
@@ -65,7 +65,8 @@ class JsonCalls(ToolCallFormat):
 class _Object:
     """Reader of one JSON object, which is a call if it names a tool."""
 
-    def __init__(self, emitter: ToolCallEmitter, *, exact: bool, name_is_key: bool) -> None:
+    def __init__(self, emitter: ToolCallEmitter, *, exact: str, name_is_key: bool) -> None:
+        """`exact` is the key of the arguments where other objects may come, and those of other tools."""
         self._emitter = emitter
         self._scanner = emitter.scanner
         self._exact = exact
@@ -73,7 +74,7 @@ class _Object:
         self._tool: PromptTool | None = None
         self._id: str | None = None
         self._is_guess = False
-        """The name is no declared tool's, so only `{"name": ..., "parameters": {...}}` counts as a call."""
+        """The name is no declared tool's, so the arguments must be an object by the key `exact`."""
         self._early: list[str] | None = None
         """Arguments that precede the name."""
         self._started = False
@@ -121,7 +122,7 @@ class _Object:
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
         if key in _ARGUMENTS and not self._started:
-            if self._is_guess and (key != "parameters" or (yield from scanner.peek()) != "{"):
+            if self._is_guess and (key != self._exact or (yield from scanner.peek()) != "{"):
                 return False
             return (yield from self._arguments())
         if key == "id" and not self._started:
@@ -136,7 +137,7 @@ class _Object:
         tools = self._emitter.tools
         known = tools.find(name)
         self._tool = known or tools.resolve(name)
-        self._is_guess = self._exact and known is None
+        self._is_guess = bool(self._exact) and known is None
         if self._tool is None or (self._is_guess and self._early is not None):
             return False
         if self._early is not None and not self._started:
@@ -233,7 +234,8 @@ class HeaderCalls(JsonCalls):
             if not (yield from scanner.accept(self.after_kind)):
                 return
             yield from scanner.skip_space()
-            if (yield from scanner.peek()) not in ("{", "`"):
+            is_kind = self.kind_is_id or not emitter.tools.find(name)
+            if is_kind and (yield from scanner.peek()) not in ("{", "`"):
                 call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
                 yield from scanner.skip_space()

@@ -240,7 +240,6 @@ FAMILIES = (
             '  {"name": "get_time", "arguments": null}\n]</tool_calls>'
         ),
         patch='<tool_calls>[{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}]</tool_calls>',
-        call_id="a1",
         open="Here are my reasoning steps:\n",
         close="\n[BEGIN FINAL RESPONSE]\n",
     ),
