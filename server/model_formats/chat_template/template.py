@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -110,30 +110,19 @@ class ChatTemplate:
         if not self._templates:
             raise PromptError(MISSING_TEMPLATE, self._param)
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
-        inputs = {
-            "messages": guarded,
-            "tools": self.guard(list(tools)) if tools else None,
-            "documents": self.guard(list(documents)) if documents else None,
-            "add_generation_prompt": generates and not continues,
-            **self._special,
-            **self.guard(self._tools_as_text(tools, variables) | variables),
-        }
         try:
-            rendered = _render(template, inputs)
+            rendered = template.render(
+                messages=guarded,
+                tools=self.guard(list(tools)) if tools else None,
+                documents=self.guard(list(documents)) if documents else None,
+                add_generation_prompt=generates and not continues,
+                **self._special,
+                **self.guard(variables),
+            )
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
             sentence = f"The model's chat template refused the conversation: {error}."
             raise PromptError(sentence, self._param) from error
         return _cut_at_end_mark(rendered) if continues else rendered
-
-    def _tools_as_text(
-        self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """`functions` and `datetime`, which templates read that know no `tools` (Firefunction)."""
-        if "functions" not in self.variables or "tools" in self.variables:
-            return {}
-        now = variables.get("strftime_now", _strftime_now)
-        functions = [tool["function"] for tool in tools or ()]
-        return {"functions": _tojson(functions, indent=4), "datetime": now("%Y-%m-%d")}
 
     def insert_images(self, rendered: str, texts: Sequence[str]) -> str:
         """The rendered text with these texts in place of the placeholders. Raises PromptError."""
@@ -181,16 +170,6 @@ class ChatTemplate:
             case list() | tuple():
                 return [self.guard(inner) for inner in value]
         return value
-
-
-def _render(template: Template, inputs: Mapping[str, Any]) -> str:
-    """The rendered template; without tools it gets an empty list if it cannot do with None."""
-    try:
-        return template.render(inputs)
-    except TypeError:
-        if inputs["tools"] is not None:
-            raise
-        return template.render({**inputs, "tools": []})
 
 
 def _with_end_mark(content: Any) -> Any:

@@ -318,7 +318,7 @@ class _Writer:
             text = [{"type": "text", "text": turn.text}] if turn.text else []
             message["content"] = [thinking, *text]
         elif turn.thought:
-            message |= dict.fromkeys(("thinking", "reasoning_content", "reasoning"), turn.thought)
+            message |= {"thinking": turn.thought, "reasoning_content": turn.thought}
         if turn.calls and self._capabilities.calls:
             if not turn.text and not isinstance(message["content"], list):
                 message["content"] = self._capabilities.empty_content

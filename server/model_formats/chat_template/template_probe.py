@@ -71,8 +71,7 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     pictured = {"role": "user", "content": picture}
     placeholder = template.image_placeholder
     as_part = probe.shows([_USER, thinking, again], _THOUGHT, _TEXT) and "thinking'" in template.source
-    thoughts = dict.fromkeys(("thinking", "reasoning_content", "reasoning"), _THOUGHT)
-    earlier = [_USER, {**answer, **thoughts}, again]
+    earlier = [_USER, {**answer, "thinking": _THOUGHT, "reasoning_content": _THOUGHT}, again]
     return TemplateCapabilities(
         content_as_parts=probe.as_parts,
         images=placeholder is not None and probe.shows([pictured], placeholder, _ASKED),
