@@ -55,7 +55,7 @@ REASONING_FORMATS = (
     ReasoningFormat(
         "solar",
         ("<|think|>",),
-        ("<|end|><|begin|>assistant", "<|end|>"),
+        ("<|end|>",),
         ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
         template_marks=(("<|begin|>assistant", "<|think|>"),),
     ),

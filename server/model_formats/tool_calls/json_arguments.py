@@ -5,6 +5,7 @@ name precedes them.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
@@ -28,9 +29,11 @@ class JsonCalls(ToolCallFormat):
 
     bare = False
     """Calls may lack an opener, so an object with an unknown key is not a call."""
+    several = False
+    """Objects may follow one another without a list."""
+    middle = '", "arguments": '
     name_is_key = False
     """The name is an object's only key, and its value the arguments."""
-    middle = '", "arguments": '
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
@@ -46,12 +49,12 @@ class JsonCalls(ToolCallFormat):
             if listed and not (yield from scanner.accept(",")):
                 yield from scanner.accept("]")
                 break
-            if not listed and not (yield from self._another(scanner)):
+            if not listed and not ((self.bare or self.several) and (yield from self._another(scanner))):
                 break
         scanner.unmark()
 
     def _another(self, scanner: Scanner) -> Reader[bool]:
-        separator = self.bare and (yield from scanner.accept(";", ","))
+        separator = yield from scanner.accept(";", ",")
         return bool(separator) or (yield from scanner.peek()) == "{"
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
@@ -246,7 +249,13 @@ class HeaderCalls(JsonCalls):
         tool = emitter.tools.resolve(name.removeprefix(self.before_name))
         if tool is None or (yield from scanner.peek()) not in ("{", '"', "n"):
             return
-        if (yield from read_arguments(scanner, lambda: emitter.start(tool, call_id), emitter.add_arguments)):
+        yield from self._read_arguments(emitter, tool, call_id)
+
+    def _read_arguments(
+        self, emitter: ToolCallEmitter, tool: PromptTool, call_id: str | None = None
+    ) -> Reader[None]:
+        start = partial(emitter.start, tool, call_id)
+        if (yield from read_arguments(emitter.scanner, start, emitter.add_arguments)):
             emitter.end()
 
     def _read_id(self, scanner: Scanner, name: str) -> Reader[str | None]:
@@ -274,3 +283,22 @@ class HeaderCalls(JsonCalls):
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
         del calls  # their ids are not known here
         return None
+
+
+class RecipientCalls(HeaderCalls):
+    """Messages to recipients: offered tools, or `all`, whose message is text."""
+
+    begins_opened = True
+
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        del opener  # the first is the prompt's
+        scanner = emitter.scanner
+        name = yield from scanner.take_while(_NAME, MAX_NAME)
+        if not (yield from scanner.accept(self.name_end)):
+            return
+        tool = emitter.tools.find(name)
+        if name == "all":
+            scanner.unmark()
+        elif tool is not None:
+            yield from scanner.skip_space()
+            yield from self._read_arguments(emitter, tool)

@@ -244,19 +244,6 @@ FAMILIES = (
         close="\n[BEGIN FINAL RESPONSE]\n",
     ),
     Family(
-        "minimax_m1",
-        special="<begin_of_document> <end_of_document> <beginning_of_sentence> <end_of_sentence>",
-        eos="<end_of_sentence>",
-        call=(
-            '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_calls>'
-        ),
-        two=(
-            '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
-            '{"name": "get_time", "arguments": {}}\n</tool_calls>'
-        ),
-        patch='<tool_calls>\n{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}\n</tool_calls>',
-    ),
-    Family(
         "hunyuan",
         special="<｜hy_begin▁of▁sentence｜> <｜hy_User｜> <｜hy_Assistant｜> <｜hy_place▁holder▁no▁2｜>",
         eos="<｜hy_place▁holder▁no▁2｜>",
@@ -355,6 +342,14 @@ FAMILIES = (
         call='<function=get_weather>{"city": "Paris", "days": 2}</function>',
         two='<function=get_weather>{"city": "Paris", "days": 2}</function><function=get_time>{}</function>',
         patch='<function=patch>{"input": "a \\"b\\"\\nc"}</function>',
+    ),
+    Family(
+        "functionary_v32",
+        special="<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>",
+        eos="<|eot_id|>",
+        call='>>>get_weather\n{"city": "Paris", "days": 2}',
+        two='>>>get_weather\n{"city": "Paris", "days": 2}>>>get_time\n{}',
+        patch='patch\n{"input": "a \\"b\\"\\nc"}',
     ),
     Family(
         "internlm",

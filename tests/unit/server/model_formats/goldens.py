@@ -92,12 +92,6 @@ GOLDEN = {
     + ARGUMENTS
     + ', "id": "call_1"}]</tool_calls>\n<|end|>\n<|begin_tool_result|>\nRain.\n<|begin_assistant|>'
     "\nHere are my reasoning steps:\n",
-    "minimax_m1": "<begin_of_document><beginning_of_sentence>user name=user\nWeather?<end_of_sentence>"
-    '\n<beginning_of_sentence>ai name=assistant\n<tool_calls>\n{"name": "get_weather", '
-    '"arguments": '
-    + ARGUMENTS
-    + "}\n</tool_calls><end_of_sentence>\n<beginning_of_sentence>tool name=tools\ntool result: "
-    "Rain.<end_of_sentence>\n<beginning_of_sentence>ai name=assistant\n",
     "hunyuan": "<｜hy_begin▁of▁sentence｜><｜hy_User｜>Weather?<｜hy_Assistant｜><think>\nI look.\n</think>"
     "\n<tool_calls>\n<tool_call>get_weather\n```json\n"
     + ARGUMENTS
@@ -153,4 +147,9 @@ GOLDEN = {
     + "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
     "<|plamo:end_tool_requests:plamo|><|plamo:tag|><|plamo:op|>tool\nRain.<|plamo:tag|>"
     "<|plamo:op|>assistant\n",
+    "functionary_v32": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n>>>get_weather\n"
+    + ARGUMENTS
+    + "<|eot_id|><|start_header_id|>tool<|end_header_id|>\n\nRain.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n>>>",
 }

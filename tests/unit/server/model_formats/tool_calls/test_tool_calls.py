@@ -113,7 +113,7 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
     assert "".join(told) == 'zyxwvuts "b"\nc'
 
 
-@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("name", sorted({*CALLERS} - {"functionary_v32"}))
 def test_a_call_of_an_unknown_tool_is_a_call(name: str) -> None:
     deltas = shown(read(name, FAMILIES[name].call + FAMILIES[name].eos, tools=[TOOLS[1]]))
     assert deltas == call(name)
@@ -271,6 +271,15 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
         ("gigachat3", "A function call<|role_sep|>\nand", ["text A function call<|role_sep|>\nand"]),
         ("functionary", "Write <function=x> or so.", ["text Write <function=x> or so."]),
         ("solar", "<|content|>Yes.<|end|>", ["text Yes."]),
+        ("functionary_v32", "all\nYes.", ["text Yes."]),
+        ("functionary_v32", "all in all\nso", ["text all in all\nso"]),
+        (
+            "functionary_v32",
+            "all\nI look.\n>>>get_time\n{}>>>all\nNoon.",
+            ["text I look.", "function get_time", "{}", "end", "text Noon."],
+        ),
+        ("functionary_v32", '>>> x\n{"a": 1}', ['text >>> x\n{"a": 1}']),
+        ("functionary_v32", "get_time\n{}", ["function get_time", "{}", "end"]),
         ("hermes", "a < b <tool", ["text a < b <tool"]),
         ("llama3_json", '{"city": "Paris"}', ['text {"city": "Paris"}']),
         ("llama3_json", ' {"type": "function", "name": "get_time"}', ["function get_time", "{}", "end"]),
