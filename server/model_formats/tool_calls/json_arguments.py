@@ -18,6 +18,8 @@ _NAMES = {"name", "tool_name", "function_name"}
 _ARGUMENTS = {"arguments", "parameters"}
 _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 """Other keys that an object of a call may have. Cohere's `tool_call_id` only counts from 0 in each turn."""
+_OBJECT_STARTS = ("{", "\\", " ", "")
+"""Characters that a string with an object begins with; white space may be escaped."""
 _MAX_MEMBERS = 16
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
 _NUMBER = re.compile(r"[0-9]")
@@ -150,8 +152,10 @@ class _Object:
     def _arguments(self) -> Reader[bool]:
         if self._tool is None:
             early = self._early = []
-            return (yield from read_arguments(self._scanner, lambda: None, early.append))
-        whole = yield from read_arguments(self._scanner, self._start, self._emitter.add_arguments)
+            return (yield from read_arguments(self._scanner, lambda: None, early.append, takes_text=True))
+        takes_text = self._tool.kind == "custom"
+        add = self._emitter.add_arguments
+        whole = yield from read_arguments(self._scanner, self._start, add, takes_text=takes_text)
         if whole:
             self._emitter.end()
         return whole
@@ -175,13 +179,19 @@ class _Object:
         return True
 
 
-def read_arguments(scanner: Scanner, start: Callable[[], None], sink: TextSink) -> Reader[bool]:
-    """Reads arguments: a JSON object, a string that contains one, or null for none; see `ArgumentsCopy`."""
+def read_arguments(
+    scanner: Scanner, start: Callable[[], None], sink: TextSink, *, takes_text: bool = False
+) -> Reader[bool]:
+    """Reads arguments, see `ArgumentsCopy`: a JSON object, a string that contains one or, if it `takes_text`,
+    any string, or null for none.
+    """
     if (yield from scanner.accept('""', "null")):
         start()
         sink("{}")
         return True
     if (yield from scanner.accept('"')):
+        if not takes_text and (yield from scanner.peek()) not in _OBJECT_STARTS:
+            return False
         start()
         return (yield from copy_string(scanner, sink))
     return (yield from ArgumentsCopy(scanner, start, sink).read())
@@ -255,7 +265,8 @@ class HeaderCalls(JsonCalls):
         self, emitter: ToolCallEmitter, tool: PromptTool, call_id: str | None = None
     ) -> Reader[None]:
         start = partial(emitter.start, tool, call_id)
-        if (yield from read_arguments(emitter.scanner, start, emitter.add_arguments)):
+        takes_text = tool.kind == "custom"
+        if (yield from read_arguments(emitter.scanner, start, emitter.add_arguments, takes_text=takes_text)):
             emitter.end()
 
     def _read_id(self, scanner: Scanner, name: str) -> Reader[str | None]:

@@ -17,6 +17,8 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "Fal
 _VALUE = '"{[-0123456789tfnTFN'
 """Characters that a value may begin with; words are those of JSON and of Python."""
 _KEY = '"}'
+_ESCAPES = '"\\/bfnrtu'
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _ONE = re.compile(r"[^\ud800-\udfff]")
 _HEX = "[0-9a-fA-F]"
 _UNIT = re.compile(rf"[^\\]+|\\u({_HEX}{{4}})|\\(?!u)(.)|\\u(?!{_HEX}{{0,3}}\Z)", re.DOTALL)
@@ -106,8 +108,8 @@ def _copy_nested(scanner: Scanner, sink: TextSink) -> Reader[bool]:
 
 
 class ArgumentsCopy:
-    """Copies a JSON value, unlike `copy_json` only as far as it is well-formed; Python's words become JSON's,
-    and a comma behind the last member is left out.
+    """Copies a JSON value, unlike `copy_json` only as far as it is well-formed. Python's words become JSON's,
+    line breaks and wrong backslashes in strings are escaped, and a comma behind the last member is left out.
     """
 
     def __init__(self, scanner: Scanner, start: Callable[[], None], sink: TextSink) -> None:
@@ -154,7 +156,7 @@ class ArgumentsCopy:
             self._held.append(character)
             return True
         self._write(character, begins=begins)
-        return character != '"' or (yield from _copy_string(self._scanner, self._write))
+        return character != '"' or (yield from _copy_string(self._scanner, self._write_string))
 
     def _copy_word(self) -> Reader[bool]:
         marks = not self._scanner.marked
@@ -170,6 +172,13 @@ class ArgumentsCopy:
             self._scanner.unmark()
         self._write(scalar or word, begins=True)
         return more
+
+    def _write_string(self, piece: str) -> None:
+        if piece[0] == "\\" and piece[1] not in _ESCAPES:
+            piece = f"\\{piece}"
+        elif not piece.isprintable():
+            piece = _CONTROL.sub(lambda control: escaped(control[0]), piece)
+        self._write(piece)
 
     def _write(self, text: str, *, begins: bool = False) -> None:
         self._held.append(text)

@@ -256,6 +256,16 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
             ["function get_time", '{"a": [true, null], "b": 1.5e3}', "end"],
         ),
         (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": {"a\n": "C:\\Pa\\n"}}</tool_call>',
+            ["function get_time", '{"a\\n": "C:\\\\Pa\\n"}', "end"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": "noon"}</tool_call>',
+            ['text <tool_call>{"name": "get_time", "arguments": "noon"}</tool_call>'],
+        ),
+        (
             "jamba",
             '<tool_calls>[{"name": "get_time", "arguments": ""}, {"name": "get_time", "parameters": null}]',
             ["function get_time", "{}", "end", "function get_time", "{}", "end"],
