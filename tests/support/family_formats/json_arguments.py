@@ -331,7 +331,7 @@ FAMILIES = (
         ),
         call_id="a1b2c3d4e5",
         open="<|think|>",
-        close="<|end|><|begin|>assistant",
+        close="<|end|>",
     ),
     Family(
         "functionary",

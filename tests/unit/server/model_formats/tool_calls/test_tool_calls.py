@@ -281,6 +281,11 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
         ("gigachat3", "A function call<|role_sep|>\nand", ["text A function call<|role_sep|>\nand"]),
         ("functionary", "Write <function=x> or so.", ["text Write <function=x> or so."]),
         ("solar", "<|content|>Yes.<|end|>", ["text Yes."]),
+        (
+            "solar",
+            "<|think|>I look.<|end|><|begin|>assistant<|content|>Yes.<|end|>",
+            ["thought I look.", "text Yes."],
+        ),
         ("functionary_v32", "all\nYes.", ["text Yes."]),
         ("functionary_v32", "all in all\nso", ["text all in all\nso"]),
         (
