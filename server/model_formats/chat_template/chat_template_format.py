@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
+from server.model_formats.chat_template.described_tools import describe_tools
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_messages import write_messages
@@ -15,6 +16,7 @@ from server.model_formats.chat_template.template_probe import ALL_REASONING, pro
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
+from server.model_formats.tool_calls.formats import Hermes
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
 from server.protocol.responses.items import Message, PreparedImage, Reasoning
@@ -47,12 +49,16 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` and `image_token_id` are None if there are none; the ids are `ModelInfo`'s."""
+        """`call_format` is how the model writes tool calls; None if that is not known.
+
+        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
+        of `ModelInfo`.
+        """
         self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
-        self._calls = call_format(self._markup) if call_format else None
+        self._shown_calls = self._calls = call_format(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         form = self._reasoning_format
@@ -68,6 +74,11 @@ class ChatTemplateFormat:
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
         self._capabilities = probe_template(template)
+        self.describes_tools = bool(template.source) and not self._capabilities.tools
+        """Whether tools are described in the system message, as the template writes none."""
+        known = self._shown_calls
+        if self.describes_tools and (known is None or known.render_calls([]) is None):
+            self._calls = Hermes(self._markup)
         self._opens_with_switches = self._opened(self._render_thinking())
 
     def _replaced(self, template: str) -> Self:
@@ -82,7 +93,6 @@ class ChatTemplateFormat:
         return bool(self._template.source)
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
@@ -97,6 +107,10 @@ class ChatTemplateFormat:
         elif choice.allowed is not None:
             callable_ = tool_index.only(choice.allowed)
         conversation = self._with_reasoning_of(conversation)
+        described = tool_index if self.describes_tools else _NO_TOOLS
+        if described and self._calls is not None:
+            texts = [conversation.instructions or "", describe_tools(described, self._calls)]
+            conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
@@ -104,7 +118,9 @@ class ChatTemplateFormat:
         rendered = self._render(
             messages,
             conversation,
-            tools=[function_schema(name, tool) for name, tool in tool_index.tools.items()] or None,
+            tools=None
+            if described
+            else [function_schema(name, tool) for name, tool in tool_index.tools.items()] or None,
             documents=self._documents(conversation),
             generates=conversation.add_generation_prompt,
             continues=continues,
@@ -151,6 +167,27 @@ class ChatTemplateFormat:
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
         (ids,) = self._template.tokens.encode([text], limit, special=special)
         return tuple(ids)
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones spelled out."""
+        text: str = self._template.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    @property
+    def call_format(self) -> str | None:
+        """The name of the format of tool calls; None if it is not known, and tools are refused."""
+        return self._calls.name if self._calls else None
+
+    def refuse_tools(self) -> None:
+        """Tools are refused from now on, as calls would be read wrongly."""
+        self._calls = None
+
+    def without_reasoning_marks(self, text: str) -> str:
+        """The text without marks of reasoning at its end."""
+        marks = [mark for mark in (*self._openings, *self._closings) if mark]
+        while mark := next((mark for mark in marks if text.rstrip().endswith(mark)), None):
+            text = text.rstrip().removesuffix(mark)
+        return text
 
     @property
     def max_chars_per_token(self) -> int | None:
@@ -209,8 +246,6 @@ class ChatTemplateFormat:
         if not conversation.tools:
             return _NO_TOOLS
         tools = ToolIndex(conversation.tools)
-        if not self._capabilities.tools:
-            raise PromptError("The model's chat template cannot write tools.", "tools")
         if self._calls is None:
             raise PromptError(
                 "It is not known how this model writes calls; see the setting tool_parser.", "tools"
