@@ -40,7 +40,12 @@ class JsonCalls(ToolCallFormat):
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         yield from scanner.skip_space()
+        start = scanner.offset
         listed = yield from scanner.accept("[")
+        yield from scanner.skip_space()
+        if (yield from scanner.peek()) != "{":  # the bracket may begin other markup
+            scanner.unread(scanner.offset - start)
+            return
         while True:
             yield from scanner.skip_space()
             exact = self.middle.split('"')[2] if self.bare and not opener else ""
