@@ -40,8 +40,27 @@ REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
     ReasoningFormat("gemma", ("<|channel>thought\n",), ("<channel|>",), template_marks=(("<|channel>",),)),
     ReasoningFormat(
-        "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "cohere",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
+    ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+    ReasoningFormat(
+        "apriel",
+        ("Here are my reasoning steps:",),
+        ("[BEGIN FINAL RESPONSE]",),
+        ("[END FINAL RESPONSE]",),
+        template_marks=(("[BEGIN FINAL RESPONSE]",),),
+    ),
+    ReasoningFormat(
+        "solar",
+        ("<|think|>",),
+        ("<|end|>",),
+        ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+        template_marks=(("<|begin|>assistant", "<|think|>"),),
+    ),
+    ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",)),
     ReasoningFormat("seed", ("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",)),
     ReasoningFormat(
@@ -59,7 +78,10 @@ REASONING_FORMATS = (
         ("<think>",),
         ("</think>",),
         ("<response>", "</response>"),
-        template_marks=(("<think></think>", "<response></response>"),),
+        template_marks=(("<think></think>", "<response></response>"), ("<think>", "<response>\\n")),
+    ),
+    ReasoningFormat(
+        "hunyuan", ("<think>",), ("</think>",), ("<answer>", "</answer>"), (("<think>", "<answer>"),)
     ),
     THINK,
 )

@@ -5,6 +5,7 @@ A format like another one is a class with other marks here, and a name in `FORMA
 
 from server.model_formats.reasoning import shows_any
 from server.model_formats.tool_calls.json_arguments import HeaderCalls, JsonCalls
+from server.model_formats.tool_calls.json_formats import JSON_FORMATS
 from server.model_formats.tool_calls.literal_arguments import PythonCalls, QuotedObjects
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_calls.xml_elements import IN_QUOTES, ElementCalls
@@ -23,6 +24,7 @@ class Hermes(JsonCalls):
     prefix = '<tool_call>\n{"name": "'
     separator = '}\n</tool_call>\n<tool_call>\n{"name": "'
     suffix = "}\n</tool_call>"
+    several = True
 
 
 class Llama(JsonCalls):
@@ -240,6 +242,7 @@ class Gemma4(QuotedObjects):
 
 FORMATS: tuple[type[ToolCallFormat], ...] = (
     *(DeepSeekV32, DeepSeekV4, DeepSeekV3, DeepSeekV31, Kimi, Glm, QwenCoder, MiniMax, FunctionGemma, Gemma4),
+    *JSON_FORMATS,
     *(MistralArgs, MistralList, Cohere, Phi, Granite, Hermes, Pythonic, Llama),
 )
 """In order of detection: the first whose marks are in a chat template is the model's."""
