@@ -20,10 +20,10 @@ class ReasoningFormat:
     end_tags: tuple[str, ...]
     answer_tags: tuple[str, ...] = ()
     """Tags around the answer, removed from the output."""
-    answer_frame: tuple[str, str, str] | None = None
-    """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
     template_marks: tuple[tuple[str, ...], ...] = ()
     """Texts of chat templates with this format, where the start tag is none: all of one of these."""
+    answer_frame: tuple[str, str, str] | None = None
+    """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
     repeated: bool = False
     """Reasoning may come again within the answer."""
 
@@ -51,7 +51,10 @@ REASONING_FORMATS = (
         repeated=True,
     ),
     ReasoningFormat(
-        "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "cohere",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), ("</mm:think>",)),
     ReasoningFormat(
@@ -59,16 +62,16 @@ REASONING_FORMATS = (
         ("<|open|>think<|sep|>",),
         ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         template_marks=(("<|open|>", "<|sep|>", "think"),),
+        answer_frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     ReasoningFormat(
         "muse_glimmer",
         ("to=self<|message|>", " to=self<|message|>"),
         ("<|eom|><|start|>assistant", "<|eom|>"),
         ("to=user<|message|>", " to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
-        (" to=user<|message|>", "<|eom|><|start|>assistant", ""),
         template_marks=(("to=self", "<atem:"),),
+        answer_frame=(" to=user<|message|>", "<|eom|><|start|>assistant", ""),
         repeated=True,
     ),
     ReasoningFormat(
@@ -77,6 +80,22 @@ REASONING_FORMATS = (
         ("</think:opensource>",),
         template_marks=(("<think{}>",), ("<think:opensource>",)),
     ),
+    ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+    ReasoningFormat(
+        "apriel",
+        ("Here are my reasoning steps:",),
+        ("[BEGIN FINAL RESPONSE]",),
+        ("[END FINAL RESPONSE]",),
+        template_marks=(("[BEGIN FINAL RESPONSE]",),),
+    ),
+    ReasoningFormat(
+        "solar",
+        ("<|think|>",),
+        ("<|end|>",),
+        ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+        template_marks=(("<|begin|>assistant", "<|think|>"),),
+    ),
+    ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",)),
     ReasoningFormat("seed", ("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",)),
     ReasoningFormat(
@@ -94,7 +113,10 @@ REASONING_FORMATS = (
         ("<think>",),
         ("</think>",),
         ("<response>", "</response>"),
-        template_marks=(("<think></think>", "<response></response>"),),
+        template_marks=(("<think></think>", "<response></response>"), ("<think>", "<response>\\n")),
+    ),
+    ReasoningFormat(
+        "hunyuan", ("<think>",), ("</think>",), ("<answer>", "</answer>"), (("<think>", "<answer>"),)
     ),
     THINK,
 )

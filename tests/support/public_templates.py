@@ -110,6 +110,7 @@ def row_of(path: Path, where: Path) -> Row:
     """The row of one template; `where` is an empty folder."""
     folder = folder_with(path.read_text(), where)
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
+    assert end is not None
     model_format = load_model_format(folder, frozenset({end}))
     assert isinstance(model_format, ChatTemplateFormat)
     unread = contradictions(model_format)

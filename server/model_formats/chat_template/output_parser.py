@@ -211,10 +211,10 @@ def read_answer(
     stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
-    if calls and calls.bare_starts:
+    if calls and (calls.bare_starts or calls.begins_opened):
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
-        if first and first in calls.bare_starts:
+        if first and (calls.begins_opened or first in calls.bare_starts):
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
         stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)

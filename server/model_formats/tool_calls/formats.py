@@ -5,6 +5,7 @@ A format like another one is a class with other marks here, and a name in `FORMA
 
 from server.model_formats.reasoning import shows_any
 from server.model_formats.tool_calls.json_arguments import HeaderCalls, JsonCalls
+from server.model_formats.tool_calls.json_formats import JSON_FORMATS
 from server.model_formats.tool_calls.literal_arguments import PythonCalls, QuotedObjects
 from server.model_formats.tool_calls.nested_elements import AttributedElements, NestedElements
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
@@ -24,6 +25,7 @@ class Hermes(JsonCalls):
     prefix = '<tool_call>\n{"name": "'
     separator = '}\n</tool_call>\n<tool_call>\n{"name": "'
     suffix = "}\n</tool_call>"
+    several = True
 
 
 class Llama(JsonCalls):
@@ -423,6 +425,7 @@ FORMATS: tuple[type[ToolCallFormat], ...] = (
         Olmo3,
         MiniMaxM1,
     ),
+    *JSON_FORMATS,
     *(MistralArgs, MistralList, Cohere, Phi, Granite, Hermes, Pythonic, Llama),
 )
 """In order of detection: the first whose marks are in a chat template is the model's."""
