@@ -15,8 +15,11 @@ from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
+from server.model_formats.chat_template.template import MISSING_TEMPLATE
+from server.model_formats.model_format import ModelFormat
 from server.process.connect_engine import check_engine_settings, connect
-from server.process.load_model import engine_config, read_adapters
+from server.process.load_model import engine_config, read_adapters, read_format
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
 from server.store.durability_check import STANDBY
@@ -66,6 +69,7 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
             check_template(folder, config.chat_template)
             settings = engine_config(config, folder, read_adapters(config))
             yield from describe_engine(_diagnose(settings, say))
+        yield from describe_format(read_format(config, folder))
     except UnsupportedModel as error:
         yield Finding("problem", "engine", _sentence(f"{error} {OTHER_ENGINE}"))
     except (ConfigError, ModelRefused, OSError, ValueError) as error:
@@ -159,6 +163,38 @@ def engine_advice(engine: "Diagnosis") -> Iterator[str]:
             "Models of this size are slow on a CPU: `--engine llama-server` with a GGUF file of few bits is "
             "faster."
         )
+
+
+def describe_format(model_format: ModelFormat) -> Iterator[Finding]:
+    """Yield how the model is spoken to: its calls, its reasoning, and what its chat template reads. Pure."""
+    if not isinstance(model_format, ChatTemplateFormat):
+        yield Finding("ok", "format", "Prompts and outputs are in harmony, the format of gpt-oss.")
+        return
+    if not model_format.has_template:
+        yield Finding("note", "format", MISSING_TEMPLATE)
+        return
+    if model_format.call_format is not None:
+        yield Finding("ok", "calls", f"Calls of tools are read as {model_format.call_format}.")
+    else:
+        yield Finding(
+            "note", "calls", "It is not known how this model writes calls: see the setting tool-parser."
+        )
+    marks = " and ".join(model_format.reasoning_tags)
+    yield Finding(
+        "ok",
+        "reasoning",
+        f"Reasoning is what stands between {marks}." if marks else "The chat template shows no reasoning.",
+    )
+    efforts = "; ".join(" = ".join(group) for group in model_format.efforts)
+    yield Finding(
+        "ok",
+        "effort",
+        f"Values of reasoning.effort for this model: {efforts}."
+        if efforts
+        else "reasoning.effort has no effect on this model's prompts.",
+    )
+    inputs = ", ".join(model_format.template_inputs) or "none"
+    yield Finding("ok", "variables", f"Variables for chat_template_kwargs that the template reads: {inputs}.")
 
 
 # The database

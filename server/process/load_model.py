@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from engine.config import DecodeName, EngineConfig
 from engine.request import Deliver, Engine, OnEngineDeath
@@ -17,6 +18,7 @@ from server.input_images.image_reader import ImageReader
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
+from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process.connect_engine import check_engine_settings, connect
@@ -45,12 +47,10 @@ def load_model(
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     model_info = engine.model_info
     try:
-        model_format = load_model_format(
+        model_format = read_format(
+            config,
             folder,
             model_info.stop_ids,
-            VocabularyPlaces(*tiktoken_folders()),
-            tool_parser=config.tool_parser,
-            chat_template=config.chat_template,
             image_placeholder=model_info.image_placeholder,
             image_token_id=model_info.image_token_id,
             grammar_token_ids=model_info.grammar_token_ids,
@@ -70,6 +70,22 @@ def load_model(
         max_tool_calls=config.max_hosted_calls,
         summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",
+    )
+
+
+def read_format(
+    config: Config, folder: Path, stop_ids: frozenset[int] = frozenset(), **of_engine: Any
+) -> ModelFormat:
+    """The configured format of the model in `folder`; `of_engine` are further arguments of
+    `load_model_format`, which raises FileNotFoundError or ValueError.
+    """
+    return load_model_format(
+        folder,
+        stop_ids,
+        VocabularyPlaces(*tiktoken_folders()),
+        tool_parser=config.tool_parser,
+        chat_template=config.chat_template,
+        **of_engine,
     )
 
 
