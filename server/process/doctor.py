@@ -16,7 +16,6 @@ from server.configuration.unusable_models import OTHER_ENGINE, check_files, chec
 from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.model_format import ModelFormat
 from server.process.connect_engine import check_engine_settings, connect
 from server.process.load_model import engine_config, read_adapters, read_format
@@ -170,31 +169,15 @@ def describe_format(model_format: ModelFormat) -> Iterator[Finding]:
     if not isinstance(model_format, ChatTemplateFormat):
         yield Finding("ok", "format", "Prompts and outputs are in harmony, the format of gpt-oss.")
         return
-    if not model_format.has_template:
-        yield Finding("note", "format", MISSING_TEMPLATE)
-        return
-    if model_format.call_format is not None:
-        yield Finding("ok", "calls", f"Calls of tools are read as {model_format.call_format}.")
-    else:
-        yield Finding(
-            "note", "calls", "It is not known how this model writes calls: see the setting tool-parser."
-        )
-    marks = " and ".join(model_format.reasoning_tags)
-    yield Finding(
-        "ok",
-        "reasoning",
-        f"Reasoning is what stands between {marks}." if marks else "The chat template shows no reasoning.",
-    )
-    efforts = "; ".join(" = ".join(group) for group in model_format.efforts)
-    yield Finding(
-        "ok",
-        "effort",
-        f"Values of reasoning.effort for this model: {efforts}."
-        if efforts
-        else "reasoning.effort has no effect on this model's prompts.",
-    )
+    calls = model_format.call_format or "text, as their format is not known: see the setting tool-parser"
+    marks = " and ".join(model_format.reasoning_tags) or "no marks"
+    efforts = "; ".join(" = ".join(group) for group in model_format.efforts) or "all alike"
     inputs = ", ".join(model_format.template_inputs) or "none"
-    yield Finding("ok", "variables", f"Variables for chat_template_kwargs that the template reads: {inputs}.")
+    level: Literal["ok", "note"] = "ok" if model_format.call_format else "note"
+    yield Finding(level, "calls", f"Calls of tools are read as {calls}.")
+    yield Finding("ok", "reasoning", f"Reasoning stands between {marks}.")
+    yield Finding("ok", "effort", f"Values of reasoning.effort: {efforts}.")
+    yield Finding("ok", "variables", f"Variables of chat_template_kwargs that the template reads: {inputs}.")
 
 
 # The database

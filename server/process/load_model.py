@@ -76,9 +76,7 @@ def load_model(
 def read_format(
     config: Config, folder: Path, stop_ids: frozenset[int] = frozenset(), **of_engine: Any
 ) -> ModelFormat:
-    """The configured format of the model in `folder`; `of_engine` are further arguments of
-    `load_model_format`, which raises FileNotFoundError or ValueError.
-    """
+    """The configured format of the model in `folder`. Arguments and errors are `load_model_format`'s."""
     return load_model_format(
         folder,
         stop_ids,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, Literal, Self
@@ -41,6 +42,8 @@ _RESERVED = frozenset(
     }
 )
 """Variables that the server sets, beside the special tokens."""
+_SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
+"""The date of prompts that are compared with one another."""
 _MAX_KWARG = 4096
 _NO_TOOLS, _ANY_TOOL = ToolIndex(()), ToolIndex((), accepts_unknown=True)
 _TEMPLATE_CACHE_SIZE = 8
@@ -83,7 +86,9 @@ class ChatTemplateFormat:
         self._capabilities = probe_template(template)
         content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
         question = {"role": "user", "content": content}
-        self._effort = EffortVariables(template, question, tools=self._capabilities.no_tools)
+        self._effort = EffortVariables(
+            template, question, tools=self._capabilities.no_tools, strftime_now=_SOME_DAY.strftime
+        )
         self._says_no_effort = not self._effort.groups
         self._opens_with_switches = self._opened(self._effort.prompts["high"])
 

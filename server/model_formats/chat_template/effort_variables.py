@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from server.model_formats.chat_template.template import ChatTemplate, Message
+from server.model_formats.chat_template.template_probe import THINKING
 from server.model_formats.model_format import PromptError
 from server.protocol.responses.request import Effort
 
 EFFORTS: Final[tuple[Effort, ...]] = get_args(Effort)
 """In ascending order."""
-_SWITCHES: Sequence[str] = ("enable_thinking", "thinking")
-"""Variables that switch reasoning on or off."""
 _LEVELS: Sequence[str] = (
     *("reasoning_effort", "reasoning_strength", "thinking_effort", "thinking_level", "thinking_mode"),
 )
@@ -41,8 +40,9 @@ class EffortVariables:
     def __init__(self, template: ChatTemplate, question: Message, **inputs: Any) -> None:
         """`question` is a user's message in the form that the template takes; `inputs` as for `render`."""
         self._template, self._question, self._inputs = template, question, inputs
+        self._rendered: dict[tuple[tuple[str, Any], ...], str | None] = {}
         known = template.variables
-        self._switches = [name for name in _SWITCHES if name in known]
+        self._switches = [name for name in THINKING if name in known]
         levels = {name: self._words(name) for name in _LEVELS if name in known}
         self._of: dict[Effort, dict[str, Any]] = {}
         self.prompts: dict[Effort, str] = {}
@@ -65,10 +65,13 @@ class EffortVariables:
         return self._of[effort]
 
     def _render(self, variables: Mapping[str, Any]) -> str | None:
-        try:
-            return self._template.render([self._question], **self._inputs, **variables)
-        except PromptError:
-            return None
+        key = tuple(sorted(variables.items()))
+        if key not in self._rendered:
+            try:
+                self._rendered[key] = self._template.render([self._question], **self._inputs, **variables)
+            except PromptError:
+                self._rendered[key] = None
+        return self._rendered[key]
 
     def _words(self, name: str) -> dict[Effort, str]:
         """The value of the variable `name` for each effort; none for efforts that need none."""

@@ -23,6 +23,8 @@ ALL_REASONING: Mapping[str, bool | str] = {
     "truncate_history_thinking": False,
 }
 """Variables by which templates write the reasoning of all turns; each reads its own."""
+THINKING: Mapping[str, bool] = {"enable_thinking": True, "thinking": True}
+"""Variables that switch reasoning on."""
 THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 """Fields of a message for its reasoning; each template reads its own."""
 
@@ -120,7 +122,8 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
         text_after_calls=probe.shows([_USER, called, answer, output], _VALUE, _TEXT, _OUTPUT, tools=tools),
         reasoning_as_part=as_part,
         earlier_reasoning=as_part or probe.shows(earlier, _THOUGHT, _TEXT),
-        all_reasoning=as_part or probe.shows(earlier, _THOUGHT, _TEXT, variables=ALL_REASONING),
+        all_reasoning=as_part
+        or probe.shows(earlier, _THOUGHT, _TEXT, variables={**ALL_REASONING, **THINKING}),
     )
 
 

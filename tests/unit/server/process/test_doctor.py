@@ -131,21 +131,20 @@ def test_the_state_of_the_schema_is_told(state: str, embedded: bool, level: str,
 def test_how_a_model_is_spoken_to_is_told() -> None:
     assert [(finding.topic, finding.sentence) for finding in describe_format(format_of("hermes"))] == [
         ("calls", "Calls of tools are read as hermes."),
-        ("reasoning", "Reasoning is what stands between <think> and </think>."),
-        (
-            "effort",
-            "Values of reasoning.effort for this model: none = minimal; low = medium = high = xhigh = max.",
-        ),
-        ("variables", "Variables for chat_template_kwargs that the template reads: enable_thinking."),
+        ("reasoning", "Reasoning stands between <think> and </think>."),
+        ("effort", "Values of reasoning.effort: none = minimal; low = medium = high = xhigh = max."),
+        ("variables", "Variables of chat_template_kwargs that the template reads: enable_thinking."),
     ]
 
 
 def test_what_a_model_does_not_have_is_told() -> None:
     said = {finding.topic: finding for finding in describe_format(templated("{{ messages[0].content }}"))}
     assert (said["calls"].level, "tool-parser" in said["calls"].sentence) == ("note", True)
-    assert said["reasoning"].sentence == "The chat template shows no reasoning."
-    assert said["effort"].sentence == "reasoning.effort has no effect on this model's prompts."
-    assert said["variables"].sentence.endswith("reads: none.")
+    assert [said[topic].sentence for topic in ("reasoning", "effort", "variables")] == [
+        "Reasoning stands between no marks.",
+        "Values of reasoning.effort: all alike.",
+        "Variables of chat_template_kwargs that the template reads: none.",
+    ]
 
 
 def test_a_finding_is_one_line_or_one_object() -> None:
