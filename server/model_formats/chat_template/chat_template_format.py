@@ -318,7 +318,8 @@ class ChatTemplateFormat:
         is last. Raises PromptError.
         """
         items = list(conversation.items) if conversation.continue_final_message else []
-        if items and isinstance(items[-1], Message) and not plain_text(items[-1].content):
+        last = items[-1] if items else None
+        if isinstance(last, Message) and last.role == "assistant" and not plain_text(last.content):
             items.pop()
         thoughts: list[str] = []
         while items and isinstance(item := items[-1], Reasoning):

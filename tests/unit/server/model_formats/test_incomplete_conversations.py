@@ -177,3 +177,11 @@ def test_a_thought_that_is_last_is_continued(shut: str, opened: str, end: str, e
 def test_a_thought_of_a_model_that_does_not_reason_is_not_continued() -> None:
     with pytest.raises(PromptError, match="does not reason"):
         templated(TURNS).write(PromptConversation(items=[USER, THOUGHT], continue_final_message=True))
+
+
+def test_a_thought_before_a_user_is_not_continued() -> None:
+    silent = Message("u", "completed", "user", [InputText("")])
+    with pytest.raises(PromptError, match="with text and last"):
+        format_of("hermes").write(
+            PromptConversation(items=[USER, THOUGHT, silent], continue_final_message=True)
+        )
