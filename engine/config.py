@@ -1,7 +1,4 @@
-"""Engine settings: `EngineConfig` (model, memory, kernels) and `SchedulerLimits`, both validated.
-
-Frozen; any thread. Devices and dtypes are names, so that torch is not imported.
-"""
+"""Engine settings, validated and frozen: `EngineConfig` and `SchedulerLimits`. Without torch."""
 
 import re
 from dataclasses import dataclass, fields
@@ -38,31 +35,18 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings(QueueSettings):
-    """The scheduler's settings. The defaults are those of a CPU."""
+class SchedulerLimits(QueueSettings):
+    """The scheduler's limits. The defaults are those of a CPU."""
 
     block_size: int = 16
     """Tokens a KV block: the unit of allocation and of prefix reuse."""
     token_budget: int = 512
     """Maximum of tokens that one step computes, prefill and decode together."""
     max_running: int = 64
-    """Maximum of requests in one step."""
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
 
-    def limits(self, kv_blocks: int) -> "SchedulerLimits":
-        """The scheduler's limits with this number of blocks."""
-        return SchedulerLimits(
-            kv_blocks=kv_blocks, **{each.name: getattr(self, each.name) for each in fields(SchedulerSettings)}
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits(SchedulerSettings):
-    """The scheduler's limits; independent of the model."""
-
     kv_blocks: int
-    """Size of the block pool."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
@@ -74,36 +58,23 @@ class SchedulerLimits(SchedulerSettings):
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
 
     def blocks_for(self, token_count: int) -> int:
-        """Number of blocks for this many tokens."""
         return -(-token_count // self.block_size)
 
 
 class StepSizes(NamedTuple):
-    """The largest step."""
-
     token_budget: int
     max_running: int
 
 
+CPU_STEPS = StepSizes(512, 64)
+"""A step of 512 tokens takes seconds, for which all other requests wait."""
 GPU_STEPS = ((32 * 2**30, StepSizes(8192, 256)), (8 * 2**30, StepSizes(4096, 256)), (0, StepSizes(2048, 256)))
 """By the memory that a GPU has free after the weights, at least these bytes. A token of a step takes about
 0.1 MiB in a model of 8 billion parameters, of the fifth that the KV cache leaves."""
 
 
-def default_step_sizes(gpu_free: int | None) -> StepSizes:
-    """The default sizes of steps on a GPU with this free memory in bytes; None is a CPU.
-
-    On a CPU a step of 512 tokens takes seconds, for which all other requests wait.
-    """
-    if gpu_free is None:
-        return StepSizes(512, 64)
-    return next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(QueueSettings):
-    """Settings of an engine with a model."""
-
     model: Path
     """A directory with config.json and safetensors; nothing is downloaded."""
     block_size: int | None = None
@@ -111,7 +82,6 @@ class EngineConfig(QueueSettings):
     token_budget: int | None = None
     """Maximum of tokens in one step; None chooses by device and memory (`step_sizes`), as for the next."""
     max_running: int | None = None
-    """Maximum of requests in one step."""
     adapters: tuple[tuple[str, Path], ...] = ()
     """Names and folders of LoRA adapters for this model, in peft's format."""
     device: DeviceName = "auto"
@@ -131,8 +101,7 @@ class EngineConfig(QueueSettings):
     """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
     """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `graphs` refuses the model if that
-    fails; `eager` captures nothing; `static` runs the passes that would be captured, on any device (slow on a
-    CPU; for tests)."""
+    fails; `eager` captures nothing; `static` runs the passes that would be captured (for tests)."""
     attention: AttentionName = "auto"
     """`auto` uses the first attention kernel on a GPU that supports the model and is right there
     (`attention.selection`); `flash` and `varlen` use that one or refuse; `sdpa` always uses torch's
@@ -141,8 +110,7 @@ class EngineConfig(QueueSettings):
     """A paged-attention kernel that the package `kernels` may download from the Hugging Face Hub, as
     `owner/name@commit`. None downloads nothing."""
     pipelined: bool | None = None
-    """Begin each step before the previous step's tokens have been read. None is True on a GPU; on a CPU it
-    gains nothing and is for tests."""
+    """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
@@ -169,11 +137,10 @@ class EngineConfig(QueueSettings):
         _require(self.block_size is None or self.block_size >= 1, "block_size must be at least 1")
 
     def step_sizes(self, gpu_free: int | None) -> StepSizes:
-        """The sizes of steps: the operator's, and defaults that fit them.
-
-        `gpu_free` is the free memory of the GPU in bytes after the weights; None on a CPU.
-        """
-        default = default_step_sizes(gpu_free)
+        """The operator's sizes, else defaults for a GPU's free bytes after the weights; None: a CPU."""
+        default = CPU_STEPS
+        if gpu_free is not None:
+            default = next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)
         max_running, token_budget = self.max_running, self.token_budget
         if max_running is None:
             fits = default.max_running if token_budget is None else token_budget
@@ -185,7 +152,6 @@ class EngineConfig(QueueSettings):
     def limits(
         self, kv_blocks: int, block_size: int, sizes: StepSizes, *, whole_images: bool = False
     ) -> SchedulerLimits:
-        """The scheduler's limits with this pool."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,
             block_size=block_size,

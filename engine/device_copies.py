@@ -14,8 +14,7 @@ def reads_are_free(device: torch.device) -> bool:
     """Whether the host can read a tensor's numbers without waiting for work that is queued before them.
 
     Where it cannot, nothing may depend on a tensor's content between a forward pass and the read of its
-    tokens: no branch, no shape, and no scalar that torch copies to the device, as `where` and indexed
-    assignment do.
+    tokens: no branch, no shape, no scalar that torch copies there, as `where` and indexed assignment do.
     """
     return device.type == "cpu"
 
@@ -23,7 +22,6 @@ def reads_are_free(device: torch.device) -> bool:
 def to_device(
     numbers: Sequence[float] | Sequence[int] | Tensor, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Copies to the device, in stream order, without waiting."""
     here = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=dtype)
     if device.type != "cuda":
         return here.to(device, dtype)

@@ -7,7 +7,7 @@ compares it with plain arithmetic, too.
 import logging
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,9 @@ from engine.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Properties of an engine with these settings on this machine."""
-
     device: str
-    """`cpu` or `cuda:0`, say."""
     device_name: str
     gpus: int
-    """Number of GPUs of the machine."""
     dtype: str
     parameters: int
     weight_bytes: int
@@ -89,13 +85,19 @@ def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis
             fault = find_fault(
                 attend_with_sdpa, set(model.layers), model.dtype, model.device, limits.block_size
             )
+            device_name = platform.processor() or platform.machine()
+            if model.device.type == "cuda":
+                device_name = torch.cuda.get_device_name(model.device)
             weights = list(model.network.parameters())
             weight_bytes = sum(tensor.nbytes for tensor in weights)
             parameters = int(model.network.num_parameters())
-            quantization = _quantization(config)
+            quantization = None
+            with suppress(ModelRefused):
+                hf_config = AutoConfig.from_pretrained(config.model, local_files_only=True)
+                quantization = quantization_method(hf_config)
             return Diagnosis(
                 device=str(model.device),
-                device_name=_device_name(model.device),
+                device_name=device_name,
                 gpus=torch.cuda.device_count(),
                 dtype=str(model.dtype).removeprefix("torch."),
                 parameters=parameters,
@@ -115,16 +117,3 @@ def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis
                 attention_fault=fault,
                 warnings=tuple(warnings),
             )
-
-
-def _quantization(config: EngineConfig) -> str | None:
-    try:
-        return quantization_method(AutoConfig.from_pretrained(config.model, local_files_only=True))
-    except ModelRefused:
-        return None
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return platform.processor() or platform.machine()

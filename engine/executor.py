@@ -1,7 +1,4 @@
-"""The `Executor` protocol between the engine core and `ModelRunner` or `ScriptedEngine`; results of a step.
-
-Types only, without torch. Engine thread, but for `interrupt`.
-"""
+"""The `Executor` protocol of `ModelRunner` and `ScriptedEngine`; results of a step. Types only; no torch."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -45,8 +42,6 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One request's next token."""
-
     token_id: int
     logprobs: TokenLogprobs | None = None
     """None if the request has no `logprobs`."""
@@ -54,41 +49,30 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of one step, on the host."""
-
     sampled: list[SampledToken | RowFailure]
     """One for each of `PendingTokens.sequences`."""
     prefills_finite: list[bool]
     """One for each of `PendingTokens.partial_prefills`: whether its keys and values are finite."""
 
 
-class PendingTokens(Protocol):
+@dataclass(frozen=True, slots=True)
+class PendingTokens:
     """Sampled tokens of a step, with their transfer to the host under way."""
 
-    @property
-    def sequences(self) -> list[TokenSequence]:
-        """The sequence of each token."""
-
-    @property
-    def prompt_logprobs(self) -> list[PromptLogprobs]:
-        """Prompt logprobs of this step, already on the host."""
-
-    @property
-    def partial_prefills(self) -> list[TokenSequence]:
-        """The sequences of which this step computed a part of the prompt without sampling a token."""
-
-    def read(self) -> StepResult:
-        """Waits for the transfer. Raises `EngineFault`."""
+    sequences: list[TokenSequence]
+    prompt_logprobs: list[PromptLogprobs]
+    """Of this step, already on the host."""
+    partial_prefills: list[TokenSequence]
+    """The sequences of which this step computed a part of the prompt without sampling a token."""
+    read: Callable[[], StepResult]
+    """Waits for the transfer. Raises `EngineFault`."""
 
 
 class ForwardHandle(Protocol):
     """A step whose forward pass has been launched."""
 
     def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
-        """Samples for the sequences that are live; all their earlier tokens are known by now.
-
-        Raises as `begin` does.
-        """
+        """Samples for live sequences; all their earlier tokens are known by now. Raises as `begin` does."""
 
 
 class Executor(Protocol):
@@ -114,8 +98,7 @@ class Executor(Protocol):
     def begin(self, plan: SchedulerOutput) -> ForwardHandle:
         """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
 
-        Raises `OutOfMemory`, `SequenceFailed` or `EngineFault`; any other exception fails the requests of
-        this step.
+        Raises `OutOfMemory`, `SequenceFailed`, `EngineFault`; another exception fails the step's requests.
         """
 
     def scrub(self, blocks: list[int]) -> None:

@@ -30,8 +30,7 @@ class FairLimit:
     """`total` slots, of which a key has at most its own limit. Thread-safe.
 
     A free slot goes to the waiting key whose last one is the longest ago, and within a key to the first
-    caller that is within all limits. So neither a key with many waiting callers, nor something that all of
-    them wait for, delays other keys.
+    caller within all limits. So neither a key with many callers nor what all of them wait for delays others.
     """
 
     def __init__(self, total: int, per_key: int = 1) -> None:
@@ -77,8 +76,7 @@ class FairLimit:
     ) -> AsyncIterator[None]:
         """A slot for as long as the block runs. Raises NoSlot if none is free within `seconds`.
 
-        `limits` are further ones: each caller with the same name in them takes one of that. With the key as
-        name it replaces the key's limit.
+        `limits` are further ones, by name: each caller takes one of each. The key as name replaces its limit.
         """
         is_granted = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, is_granted.set)
@@ -96,16 +94,13 @@ class FairLimit:
 
     @property
     def used(self) -> int:
-        """Slots in use."""
         return self._used
 
     def used_by(self, key: str) -> int:
-        """Slots in use by this key."""
         with self._lock:
             return self._uses.get(key, 0)
 
     def waiting(self, key: str) -> int:
-        """The number of callers of this key that wait."""
         with self._lock:
             return len(self._waiting.get(key, ()))
 

@@ -1,7 +1,4 @@
-"""The KV cache: tensors of all layers (`KVCache`), contiguous copies for CPU decoding, size by free memory.
-
-Created at load time, used by the engine thread.
-"""
+"""The KV cache: tensors of all layers, contiguous copies for CPU decoding, size by free memory."""
 
 import ctypes
 import os
@@ -20,15 +17,12 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of one layer's keys and values for one token."""
-
     heads: int
     key_size: int
     value_size: int
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of keys and values together."""
         return self.heads * (self.key_size + self.value_size)
 
 
@@ -61,11 +55,9 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens of all blocks that requests may have."""
         return self.blocks * self.block_size
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Puts each token's key and value into its slot."""
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
 
@@ -97,7 +89,6 @@ class ContiguousBuffer:
     requests: list[TokenSequence] = field(default_factory=list)
     """The requests of the first rows; further rows are free."""
     filled: list[int] = field(default_factory=list)
-    """Number of tokens in each of these rows."""
 
     @property
     def rows(self) -> int:
@@ -241,8 +232,7 @@ CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For control groups v2 and v1: folder, file of the limit, file of the usage, and the key of reclaimable page
-cache in memory.stat."""
+"""For control groups v2 and v1: folder, files of limit and usage, key of reclaimable cache in memory.stat."""
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -257,10 +247,7 @@ def free_gpu_memory(device: torch.device) -> int | None:
 def count_blocks(
     config: EngineConfig, *, block_size: int, block_bytes: int, context_length: int, gpu_free: int | None
 ) -> int:
-    """The size of the pool. `gpu_free` is None on a CPU.
-
-    Raises `ModelRefused` if not even one block fits.
-    """
+    """The size of the pool. `gpu_free` is None on a CPU. Raises `ModelRefused` if not one block fits."""
     if config.kv_blocks is not None:
         return config.kv_blocks
     if config.kv_memory is not None:

@@ -5,15 +5,17 @@ back, in one list per engine step. All of these are plain data (no tensors, no c
 move to its own process. Prompts and outputs are token ids, not text.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from engine.statistics import NOT_MEASURED, RequestTimes, Stats
 
+log = logging.getLogger(__name__)
+
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token came, or `Cancel` with this reason; `length`: the limit was reached; `cancelled`:
-`Cancel` came."""
+"""`stop`: a stop token came, or `Cancel` with this reason; `length`: the limit; `cancelled`: `Cancel`."""
 
 CancelReason = Literal["cancelled", "stop"]
 """`stop`: the caller has found the end of the output."""
@@ -41,9 +43,7 @@ MAX_IMAGE_PIXELS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of sampling the next token.
-
-    Random numbers come from a counter-based generator keyed by (`seed`, position), which counts prompt and
+    """Random numbers come from a counter-based generator keyed by (`seed`, position), which counts prompt and
     output tokens together. So a request that continues another one's output has the same random numbers.
     """
 
@@ -117,8 +117,6 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """The text of a picture in a prompt, from `Engine.image_text`."""
-
     text: str
     """The text that replaces `ModelInfo.image_placeholder` in the prompt."""
     tokens: int
@@ -127,12 +125,11 @@ class ImageText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptImage:
-    """A picture in the prompt. `Engine.image_text` says how many of its tokens are `image_token_id`."""
+    """`Engine.image_text` says how many of its tokens are `image_token_id`."""
 
     data: bytes = field(repr=False)
     """A PNG, JPEG, WebP or GIF file of at most `MAX_IMAGE_PIXELS`; of a GIF, the first frame."""
     digest: bytes
-    """SHA-256 of `data`."""
     start: int
     """Index in the prompt of the picture's first `image_token_id`."""
     length: int
@@ -145,20 +142,17 @@ class PromptImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One generation: prompt token ids, sampling parameters, limits."""
-
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    """The most tokens to generate, a stop token included. At least 1."""
+    """A stop token included. At least 1."""
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     """Generation ends with the first of these; it is delivered as the last token."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Further tokens that end generation, with `ignore_eos` too; a grammar treats them as ordinary tokens. At
-    most `MAX_STOP_TOKENS`."""
+    """Further end tokens, with `ignore_eos` too; ordinary ones to a grammar. At most `MAX_STOP_TOKENS`."""
     adapter: str = ""
-    """A LoRA adapter of `ModelInfo.adapters`; empty is the base model."""
+    """Of `ModelInfo.adapters`; empty is the base model."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt and adapter."""
     priority: int = 0
@@ -197,11 +191,11 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that can run, from `Engine.check`."""
+    """From `Engine.check`: the request can run."""
 
     request: EngineRequest
     grammar: Any = None
-    """Its `engine.grammar.compiler.CompiledGrammar`."""
+    """A `CompiledGrammar` of `engine.grammar.compiler`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +204,6 @@ class Cancel:
 
     request_id: str
     reason: CancelReason = "cancelled"
-    """The reason that the request's `Finished` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +211,8 @@ class TokenLogprobs:
     """Logprobs (natural logarithm) of the raw logits: before biases, penalties, masks and temperature."""
 
     chosen: float
-    """The sampled token's logprob."""
     top: tuple[tuple[int, float], ...] = ()
-    """(id, logprob) of the top tokens, likeliest first, ties by id; or of `logprob_token_ids`, in their
-    order."""
+    """(id, logprob) of the top tokens, likeliest first, ties by id; or of `logprob_token_ids` in order."""
 
 
 class Tokens(NamedTuple):
@@ -276,20 +267,11 @@ class Failed:
 Outbound = Tokens | PromptLogprobs | Finished | Failed
 
 
-class Deliver(Protocol):
-    """Called once a step on the engine thread, and at last by the watchdog if that hangs; must not block."""
-
-    def __call__(self, messages: Sequence[Outbound], /) -> None: ...
-
-
-class OnEngineDeath(Protocol):
-    """Called once, on a thread of the engine, after its final death and all `Failed`; must not block.
-
-    The owner should end the process, to be restarted. A first death is only counted in `Stats.deaths`.
-    """
-
-    def __call__(self, why: str, /) -> None: ...
-
+Deliver = Callable[[Sequence[Outbound]], None]
+"""Called once a step on the engine thread, and at last by the watchdog if that hangs; must not block."""
+OnEngineDeath = Callable[[str], None]
+"""Called once, on an engine thread, with the reason, after its final death and all `Failed`; must not block.
+The owner should end the process, to be restarted. A first death is only counted in `Stats.deaths`."""
 
 RefusalReason = Literal[
     "bad_token", "bad_limit", "bad_sampling", "bad_stop", "bad_beams", "bad_grammar", "bad_adapter",
@@ -321,7 +303,6 @@ class ModelInfo:
 
     vocab_size: int
     context_length: int
-    """Prompt and output tokens together."""
     stop_ids: frozenset[int]
     """The end-of-sequence ids of generation_config."""
     temperature: float
@@ -334,7 +315,6 @@ class ModelInfo:
     max_new_tokens: int | None = None
     """Default output limit of generation_config; None is the rest of the context."""
     adapters: tuple[str, ...] = ()
-    """Names of the loaded LoRA adapters."""
     weights: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Digests of the weights by adapter, "" for none, equal in all processes; those missing are not known."""
     image_placeholder: str | None = None
@@ -347,6 +327,44 @@ class ModelInfo:
     """The attention backend: `sdpa` (torch's own) or the name of a kernel."""
     decode: str = ""
     """How decode steps run: `eager`, `graphs` (CUDA graphs), or `static` (the same without graphs)."""
+
+    @classmethod
+    def of_folder(
+        cls, vocab_size: int, context_length: int, config: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> "ModelInfo":
+        """By config.json and generation_config.json; values of other types count as missing.
+
+        End tokens beyond the vocabulary, as fine-tunes have that add tokens to the tokenizer only, are left
+        out: they cannot be sampled, and would index past the logits.
+        """
+        eos = defaults.get("eos_token_id", config.get("eos_token_id"))
+        eos_ids = {eos_id for eos_id in (eos if isinstance(eos, list) else [eos]) if is_count(eos_id)}
+        beyond = sorted(eos_id for eos_id in eos_ids if eos_id >= vocab_size)
+        for eos_id in beyond:
+            log.warning("the end token %d is left out: the vocabulary has %d tokens", eos_id, vocab_size)
+        max_new_tokens = defaults.get("max_new_tokens")
+        sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
+        return cls(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            stop_ids=frozenset(eos_ids.difference(beyond)),
+            temperature=_number(sampled, "temperature", 1.0),
+            top_p=_number(sampled, "top_p", 1.0),
+            top_k=int(_number(sampled, "top_k", 0)),
+            min_p=_number(sampled, "min_p", 0.0),
+            repetition_penalty=_number(defaults, "repetition_penalty", 1.0),
+            max_new_tokens=max_new_tokens if is_count(max_new_tokens) and max_new_tokens else None,
+        )
+
+
+def _number(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value of JSON is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class Engine(Protocol):
@@ -379,8 +397,7 @@ class Engine(Protocol):
         Requests are accepted and cancelled meanwhile. Idempotent; any thread.
         """
 
-    def stats(self) -> Stats:
-        """A snapshot. Any thread."""
+    def stats(self) -> Stats: ...
 
     def close(self, *, drain: bool) -> None:
         """Ends the engine thread, after the requests (`drain`) or after cancelling them. Idempotent."""

@@ -1,12 +1,8 @@
 """`ScriptedEngine`: the engine with scripted or pseudo-random tokens instead of a model and torch, for tests.
 
-Engine core, scheduler and block pool are the real ones, so requests queue, share prefixes, and are preempted
-and cancelled as with a model. The executor runs on the engine thread; `order_fault` and `resume` on any
-thread.
-
-An answer is a pure function of the prompt and, unless the request is greedy, of its seed. As with a model, a
-request whose prompt is another's prompt plus its first output tokens returns the rest of that output and ends
-where it ended, in another process, too.
+Engine core, scheduler and block pool are the real ones. An answer is a pure function of the prompt and,
+unless the request is greedy, of its seed: a request whose prompt is another's prompt plus its first output
+tokens returns the rest of that output and ends where it ended, in another process, too.
 """
 
 import hashlib
@@ -19,9 +15,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
-from engine.config import SchedulerSettings
+from engine.config import SchedulerLimits
 from engine.core.local_engine import LocalEngine
-from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
+from engine.executor import EngineFault, OutOfMemory, PendingTokens, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import (
     Deliver,
@@ -34,7 +30,7 @@ from engine.request import (
     RequestRefused,
     TokenLogprobs,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
+from engine.sampling.token_masks import Masks, TokenMasks
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -44,11 +40,11 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Crash(BaseException):
-    """Ends the engine thread without a device fault."""
+    pass
 
 
 class ScriptedRowFailure(Exception):
-    """Fails a step."""
+    pass
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -63,16 +59,13 @@ class Fault:
     kind: FaultKind
     """`fail`: the request ends in `Failed(code)`; `raise`: the step fails with all its requests; `oom`: the
     step raises `OutOfMemory` once; `hang`: the engine thread blocks until `resume` or `close`; `die`: the
-    engine dies for good; `crash`: the engine thread dies, and is restarted if it is the first time in a
-    minute."""
+    engine dies for good; `crash`: the engine thread dies, restarted if it is the first time in a minute."""
     at_token: int = 0
     code: FailureCode = "engine_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The answer to one request."""
-
     tokens: tuple[int, ...] | None = None
     """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
     length: int = 32
@@ -81,9 +74,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedConfig(SchedulerSettings):
-    """The properties of the simulated model and engine."""
-
+class ScriptedConfig(SchedulerLimits):
     vocabulary: tuple[int, ...]
     """The ids of random answers; use ids that decode to plain text."""
     stop_id: int
@@ -98,13 +89,13 @@ class ScriptedConfig(SchedulerSettings):
     kv_blocks: int = 16384
     token_budget: int = 8192
     adapters: tuple[str, ...] = ()
-    """Adapter names; random answers depend on them."""
     weights: str = ""
     """`ModelInfo.weights` of the model without an adapter; empty if it is not known."""
     spelling: Vocabulary | None = None
     """The bytes of the ids; without it, stop strings and grammars are refused."""
 
     def __post_init__(self) -> None:
+        SchedulerLimits.__post_init__(self)  # which `slots` hide from `super`
         if not self.vocabulary or self.stop_id in self.vocabulary:
             raise ValueError("vocabulary must have ids, and not the stop id")
         if not all(0 <= token < self.vocab_size for token in (*self.vocabulary, self.stop_id)):
@@ -124,19 +115,17 @@ class ScriptedEngine(LocalEngine):
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
-        super().__init__(self._scripted, config.limits(config.kv_blocks), deliver, on_dead)
+        super().__init__(self._scripted, config, deliver, on_dead)
 
     def order_fault(self, fault: Fault) -> None:
         """Gives this fault to the next request whose script has none. Any thread."""
         self._scripted.ordered_faults.append(fault)
 
     def resume(self) -> None:
-        """Ends a hang. Any thread."""
         self._scripted.resume()
 
     @property
     def hanging(self) -> threading.Event:
-        """Set while a `hang` lasts."""
         return self._scripted.hanging
 
 
@@ -150,9 +139,8 @@ class _ScriptedExecutor:
         self.hanging = threading.Event()
         self.ordered_faults: deque[Fault] = deque()
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
-        self._grammar_matchers = GrammarMatchers(self.grammars)
         vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
-        self._rules = SamplingRules(vocab_size)
+        self._masks = TokenMasks(self.grammars, vocab_size)
         self.pipelined = False
         self.model_info = ModelInfo(
             vocab_size=config.vocab_size,
@@ -175,16 +163,15 @@ class _ScriptedExecutor:
             self._closing.wait(self._config.step_seconds)
         prompt_logprobs = [token for chunk in plan if (token := _prompt_logprobs_of(chunk)) is not None]
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
-        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
+        masks = self._masks.of(sequences)
         sampled = [self._next(sequence) for sequence in sequences]
         partial_prefills = [chunk.sequence for chunk in plan if not chunk.samples_token]
         if masks is not None:
             self._apply_masks(sampled, sequences, masks)
         result = StepResult(sampled, [True] * len(partial_prefills))
-        return _ScriptedStep(sequences, partial_prefills, prompt_logprobs, result)
+        return _ScriptedStep(PendingTokens(sequences, prompt_logprobs, partial_prefills, lambda: result))
 
-    def scrub(self, blocks: list[int]) -> None:
-        """There is nothing in the blocks."""
+    def scrub(self, blocks: list[int]) -> None: ...
 
     def close(self) -> None:
         if self.grammars is not None:
@@ -206,17 +193,13 @@ class _ScriptedExecutor:
             if fault.kind == "fail":
                 return RowFailure(fault.code, "A fault of the script.")
             answer.fault = None
-            self._raise_fault(fault)
+            if fault.kind != "hang":
+                raise RAISED[fault.kind]("A fault of the script.")
+            self._hang()
         token_id = answer.token(sequence)
         if sequence.must_not_stop and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
         return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
-
-    def _raise_fault(self, fault: Fault) -> None:
-        if fault.kind == "hang":
-            self._hang()
-        else:
-            raise RAISED[fault.kind]("A fault of the script.")
 
     def _apply_masks(
         self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
@@ -261,18 +244,12 @@ class _ScriptedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _ScriptedStep:
-    """Implements `executor.ForwardHandle` and `executor.PendingTokens`; all is computed."""
+    """Implements `executor.ForwardHandle`; all is computed."""
 
-    sequences: list[TokenSequence]
-    partial_prefills: list[TokenSequence]
-    prompt_logprobs: list[PromptLogprobs]
-    result: StepResult
+    pending: PendingTokens
 
-    def sample(self, _is_live: Callable[[TokenSequence], bool]) -> "_ScriptedStep":
-        return self
-
-    def read(self) -> StepResult:
-        return self.result
+    def sample(self, _is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
+        return self.pending
 
 
 def _has(mask: bytes, token_id: int) -> bool:
@@ -280,7 +257,6 @@ def _has(mask: bytes, token_id: int) -> bool:
 
 
 def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
-    """The logprobs of a sampled token, if the request has `logprobs`."""
     if request.logprobs is None:
         return None
     if request.logprob_token_ids:
@@ -329,7 +305,6 @@ class _Answer:
         self._matching_tokens = 0
 
     def token(self, sequence: TokenSequence) -> int:
-        """The next token of the answer."""
         if self.script.tokens is None:
             return self._random_token(sequence)
         rest = self.script.tokens[self._generated_before + sequence.output_count :]

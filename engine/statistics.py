@@ -37,7 +37,6 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Adds a value, `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._total += value * count
 
@@ -55,19 +54,15 @@ class RequestStats:
     ended: Mapping[str, int] = field(default_factory=dict)
     """Ended requests by reason: `stop`, `length`, `abort`, `error`."""
     running_adapters: Sequence[str] = ()
-    """LoRA adapters of requests that have begun, sorted."""
+    """Of requests that have begun, sorted; the next are those of requests that have not."""
     waiting_adapters: Sequence[str] = ()
-    """LoRA adapters of requests that have not."""
 
 
 class ServerStats(NamedTuple):
-    """One server of a remote engine."""
-
     url: str
     state: str
     """`new`, `up`, `broken` (its circuit is open), `unfit` or `draining`."""
     running: int
-    """Calls of this process."""
 
 
 class StepSeconds(NamedTuple):
@@ -82,16 +77,14 @@ class StepSeconds(NamedTuple):
 class Stats:
     """A snapshot of the engine. Counters run from process start, through restarts of the engine thread."""
 
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    steps: int
-    tokens: int
-    """Generated tokens."""
     alive: bool
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    steps: int = 0
+    tokens: int = 0
     max_running: int = 0
-    """The largest number of requests that are generated at a time."""
     computed_tokens: int = 0
     """Prompt and output tokens that went through the model, recomputation after preemption included."""
     prompt_tokens: int = 0
@@ -104,17 +97,13 @@ class Stats:
     """Generated tokens a second, over the last 10 s with work; 0 after 1 s without work."""
     step_seconds: StepSeconds = StepSeconds()
     block_size: int = 0
-    """Tokens of a KV block."""
     paused: bool = False
     """No step begins, because what was generated is not stored yet."""
     requests: RequestStats = RequestStats()
     remote: bool = False
-    """Servers run the model: blocks, steps and what is computed in them are theirs and 0 here. `alive` is
-    whether one of them takes requests."""
+    """Servers run the model: blocks and steps are theirs and 0 here; `alive`: one of them takes requests."""
     servers: Sequence[ServerStats] = ()
-    """The servers of a remote engine."""
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Fraction of the prompt tokens that the prefix cache had."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

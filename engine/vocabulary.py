@@ -21,8 +21,6 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of a model's token ids."""
-
     tokens: tuple[bytes, ...]
     """By id. A special token has the bytes of its text; an unused id is empty."""
     special: frozenset[int] = frozenset()
@@ -43,7 +41,6 @@ class Vocabulary:
         return "".join(letters[byte] for byte in self.tokens[token_id])
 
     def spell(self, token_ids: Iterable[int]) -> bytes:
-        """The bytes of these tokens, special ones included."""
         return b"".join([self.tokens[token_id] for token_id in token_ids])
 
 
@@ -78,7 +75,6 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary | None:
 
 
 def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
-    """The names of the decoder's parts."""
     yield decoder.get("type", "")
     for part in decoder.get("decoders", ()):
         yield from _kinds(part)

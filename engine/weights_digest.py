@@ -1,10 +1,8 @@
 """`digests_by_adapter`: tells the weights of model folders apart, reading little of them.
 
-Output that one model began must not be continued by another one of the same name. Hashing a hundred
-gigabytes would take minutes, so a digest covers the names and sizes of the weight files, the beginning of
-each, which has the names and shapes of its tensors, blocks spread evenly over it, and the settings. Weights
-that differ in a few blocks only, none of them sampled, have the same digest; those of another training differ
-everywhere.
+Output that one model began must not be continued by another one of its name. Hashing a hundred gigabytes
+would take minutes, so a digest covers names and sizes of the weight files, the head of each, with its
+tensors' names and shapes, blocks spread evenly over it, and the settings.
 """
 
 import hashlib
@@ -37,8 +35,7 @@ def digests_by_adapter(
 def weights_digest(folder: Path, *, base: str = "") -> str:
     """The digest, in hexadecimal, of the weights in a folder. A copy of the folder has the same.
 
-    `base` is the digest of the model for which an adapter's folder has changes, or a model's data type.
-    Raises OSError.
+    Raises OSError. `base`: of the model that an adapter's folder changes, or a model's data type.
     """
     digest = hashlib.sha256(base.encode())
     for name in SETTINGS:

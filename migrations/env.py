@@ -4,8 +4,8 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 from server.store.administration.operator_tables import ALL_TABLES
-from server.store.schema.compatibility import record_step
 from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, connect, migration_lock
+from server.store.schema.upgrade import record_step
 
 PARTITIONS = text("select relname from pg_class where relispartition and relkind in ('r', 'p')")
 

@@ -6,9 +6,9 @@ has a model. A test that stops, kills or configures a server, or looks at all of
 its own with `start_server`.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Protocol, cast
 
 import pytest
 from openai import OpenAI
@@ -104,7 +104,7 @@ def start_server(database_url: str, start_server_on: StartServerOn) -> StartServ
 
 @pytest.fixture
 def start_server_on() -> Iterator[StartServerOn]:
-    """Starts servers on the database of that URL.
+    """Starts servers on the database of that URL; of the `module` that is given, in a new process.
 
     Whatever the test did to them, everything that must hold of stored responses holds after it.
     """
@@ -116,7 +116,8 @@ def start_server_on() -> Iterator[StartServerOn]:
                 known.add(database_url)
                 watch_statuses(database_url)
                 stack.callback(check, database_url)
-            server = ServerProcess(database_url, flags, {**SCRIPTED, **settings})
+            module = cast("Sequence[str] | None", settings.pop("module", None))
+            server = ServerProcess(database_url, flags, {**SCRIPTED, **settings}, module)
             stack.callback(server.stop)
             server.start()
             return server

@@ -35,7 +35,6 @@ class Program:
     """A verb and its object: the power of whoever reaches the port."""
 
     def parser(self) -> argparse.ArgumentParser:
-        """The command line's parser, with the options that all programs have."""
         parser = argparse.ArgumentParser(
             prog=self.name,
             description=self.description,
@@ -47,7 +46,6 @@ class Program:
         return parser
 
     def say(self, sentence: str) -> None:
-        """Write a sentence to standard error."""
         print(f"{self.name}: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
 
     def serve(self, server: FastMCP, host: str, port: int, stop_seconds: float = 3.0) -> None:
@@ -93,14 +91,12 @@ class RequireToken:
         self._tokens = [token.encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._tokens or scope["path"] == "/health":
-            await self._app(scope, receive, send)
-            return
-        token_header = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
-        if any(hmac.compare_digest(token_header, token) for token in self._tokens):
-            await self._app(scope, receive, send)
-            return
-        await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
+        is_open = scope["type"] != "http" or not self._tokens or scope["path"] == "/health"
+        header = b"" if is_open else Headers(scope=scope).get(TOKEN_HEADER, "").encode()
+        app: ASGIApp = PlainTextResponse("The token is missing or wrong.\n", 401)
+        if is_open or any(hmac.compare_digest(header, token) for token in self._tokens):
+            app = self._app
+        await app(scope, receive, send)
 
 
 def _tokens() -> list[str]:

@@ -1,17 +1,18 @@
-"""`FlashAttentionBackend`: FlashAttention 3 over paged keys and values.
+"""Kernels of paged attention for GPUs: FlashAttention 3 and, of torch itself, FlashAttention 2.
 
-Selected and checked at load time (`selection`), called on the engine thread. The kernel is
-`flash_attn_with_kvcache`, from an installed package or the Hub; packages name its parameters differently, so
-the signature is inspected.
+Selected and checked at load time (`selection`), called on the engine thread. FlashAttention 3 is
+`flash_attn_with_kvcache`, from an installed package or the Hub; packages name its parameters differently.
 """
 
 import importlib
+import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from engine.attention.paged_attention import AttentionMetadata, LayerAttentionSpec, LayerCall
 
@@ -23,18 +24,27 @@ REQUIRED_PARAMETERS = frozenset(
      "window_size", "num_splits"}
 )  # fmt: skip
 
-Function = Callable[..., Tensor]
+PAGE_SIZE = 256
+"""Torch's kernel refuses block sizes that are not a multiple of this."""
+MIN_CAPABILITY = (8, 0)
+DECODE_SPLITS = 8
+"""Parts in which the keys of a request are read side by side where it has one new token. A few requests with
+long contexts would leave most of a GPU idle otherwise. Not measured on a GPU yet."""
+
+logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # else it logs a line for every call
+
+Function = Callable[..., Any]
 
 
-def _load_installed() -> Function:
-    module = importlib.import_module("flash_attn_interface")
-    return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
-
-
-def _load_from_hub(backend: str) -> Function:
-    name, _, revision = backend.partition("@")
-    module = importlib.import_module("kernels").get_kernel(name, revision=revision)
-    return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
+def unsupported_shape(spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
+    """Why neither kernel can compute this layer; None if its shape and dtype are those of both."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it does not compute in {str(dtype).removeprefix('torch.')}"
+    if spec.key_size != spec.value_size:
+        return f"keys of {spec.key_size} and values of {spec.value_size} differ in size"
+    if spec.key_size > MAX_HEAD_SIZE or spec.key_size % 8:
+        return f"heads of {spec.key_size} are not served"
+    return None
 
 
 def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Function]]:
@@ -43,14 +53,20 @@ def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Func
     A Hub kernel is native code that the package `kernels` downloads, so it is used only if the operator names
     it with a commit, whose content cannot change.
     """
-    sources: dict[str, Callable[[], Function]] = {"flash_attn_interface": _load_installed}
-    if hub_kernel is not None:
-        sources[hub_kernel] = partial(_load_from_hub, hub_kernel)
-    return sources
+    return {name: partial(_load, name) for name in ("flash_attn_interface", hub_kernel) if name is not None}
+
+
+def _load(name: str) -> Function:
+    package, _, revision = name.partition("@")
+    if revision:
+        module = importlib.import_module("kernels").get_kernel(package, revision=revision)
+    else:
+        module = importlib.import_module(package)
+    return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
 
 
 class FlashAttentionBackend:
-    """A `PagedAttentionBackend` with one kernel call for any mix of prefill and decode."""
+    """FlashAttention 3. One call computes any mix of prefill and decode, as in torch's kernel."""
 
     def __init__(self, name: str, function: Function, parameters: Collection[str]) -> None:
         """Raises `ValueError` if the kernel lacks a parameter that every model needs."""
@@ -63,21 +79,12 @@ class FlashAttentionBackend:
         self._sinks_parameter = next((sources for sources in SINK_NAMES if sources in parameters), None)
         self._has_softcap = "softcap" in parameters
 
-    def unsupported_reason(self, specs: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
-        """Why the kernel cannot compute this layer; None if it can."""
-        if dtype not in (torch.bfloat16, torch.float16):
-            return f"it does not compute in {str(dtype).removeprefix('torch.')}"
-        if specs.key_size != specs.value_size:
-            return f"keys of {specs.key_size} and values of {specs.value_size} differ in size"
-        if specs.key_size > MAX_HEAD_SIZE or specs.key_size % 8:
-            return f"heads of {specs.key_size} are not served"
-        if specs.sinks and (self._sinks_parameter is None or dtype != torch.bfloat16):
-            return (
-                "it does not know sinks"
-                if self._sinks_parameter is None
-                else "it knows sinks in bfloat16 only"
-            )
-        if specs.softcap is not None and not self._has_softcap:
+    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
+        if (reason := unsupported_shape(spec, dtype)) is not None:
+            return reason
+        if spec.sinks and (self._sinks_parameter is None or dtype != torch.bfloat16):
+            return "it knows sinks in bfloat16 only" if self._sinks_parameter else "it does not know sinks"
+        if spec.softcap is not None and not self._has_softcap:
             return "it cannot cap scores"
         return None
 
@@ -89,7 +96,7 @@ class FlashAttentionBackend:
             optional[self._sinks_parameter] = call.sinks.to(call.query.dtype)
         if call.softcap is not None:
             optional["softcap"] = call.softcap
-        return self._function(
+        output: Tensor = self._function(
             q=call.query,
             k_cache=keys,
             v_cache=values,
@@ -105,3 +112,58 @@ class FlashAttentionBackend:
             num_splits=1,
             **optional,
         )
+        return output
+
+
+class VarlenAttentionBackend:
+    """FlashAttention 2, which comes with torch, so that nothing needs to be installed."""
+
+    name = "varlen"
+
+    def __init__(
+        self, capability: tuple[int, int], function: Function = varlen_attn, *, splits: int = DECODE_SPLITS
+    ) -> None:
+        """`capability` is the GPU's compute capability; with one of `splits`, keys are read in one pass."""
+        self._capability = capability
+        self._function = function
+        self._splits = splits
+
+    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
+        if self._capability < MIN_CAPABILITY:
+            return "it needs compute capability 8.0, and this GPU has {}.{}".format(*self._capability)
+        if spec.softcap is not None:
+            return "it cannot cap scores"
+        return unsupported_shape(spec, dtype)
+
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        shares_heads = call.query.shape[1] != keys.shape[2]
+        # One token a request: nothing comes after it, and a causal window would keep the kernel from reading
+        # the keys once for all heads that share them.
+        folds = shares_heads and call.window is None and metadata.max_query_len == 1 and self._splits > 1
+        window = (-1, 0) if call.window is None else (call.window - 1, 0)
+        result: Any = self._function(
+            call.query,
+            keys,
+            values,
+            metadata.query_start_loc,
+            metadata.kv_start_loc,
+            metadata.max_query_len,
+            metadata.max_seq_len,
+            return_aux=AuxRequest(lse=True) if call.sinks is not None else None,
+            scale=call.scale,
+            # The kernel's left window does not count the token itself; (-1, 0) is causal.
+            window_size=(-1, -1) if folds else window,
+            enable_gqa=shares_heads,
+            seqused_k=metadata.seq_lens,
+            block_table=metadata.block_tables,
+            # Automatic splits depend on the rest of the batch, and so would results; with pages they are
+            # wrong in torch 2.13. A constant number divides each request's own keys.
+            num_splits=self._splits if folds else 1,
+        )
+        if call.sinks is None:
+            output: Tensor = result
+            return output
+        # A sink is one more score with no value: it only takes its part of the weights.
+        output, logsumexp = result
+        part = torch.sigmoid(logsumexp.T - call.sinks.float())[:, :, None]
+        return (output.float() * part).to(output.dtype)

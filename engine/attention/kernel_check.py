@@ -1,8 +1,4 @@
-"""The check of attention at load time: random steps of the model's shapes, compared with plain arithmetic.
-
-On the thread that starts the engine. Every way to compute attention is checked with decode steps, prefill
-chunks and mixes of both, over blocks in random order, for every kind of attention layer of the model.
-"""
+"""The check of attention at load time: random steps of the model's shapes, compared with plain arithmetic."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.attention.paged_attention import (
-    AttentionMetadata,
-    LayerAttentionSpec,
-    LayerCall,
-    PagedAttentionBackend,
-)
+from engine.attention.paged_attention import AttentionMetadata, LayerAttentionSpec, LayerCall
 from engine.attention.sdpa import DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.kv_cache import KVCache
 from engine.request import describe
@@ -38,8 +29,6 @@ MAX_CHUNK = 70
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layer's attention in a random step."""
-
     call: LayerCall
     """The call's key and value are those of the step's tokens, which are in `keys` and `values`, too."""
     keys: Tensor
@@ -54,10 +43,6 @@ class Case:
 
 Attend = Callable[[Case], Tensor]
 """Computes a case: `[T, heads, value size]`."""
-
-
-def attend_with(backend: PagedAttentionBackend) -> Attend:
-    return lambda case: backend.attend(case.call, case.keys, case.values, case.metadata)
 
 
 def attend_with_sdpa(case: Case) -> Tensor:
@@ -120,10 +105,7 @@ def find_fault(
     device: torch.device,
     block_size: int,
 ) -> str | None:
-    """Why this attention is not right on this device, in a sentence; None if it is.
-
-    Raises `torch.AcceleratorError`, after which the device can do nothing more.
-    """
+    """Why this attention is not right here, in a sentence; None if it is. Raises `torch.AcceleratorError`."""
     for spec in sorted(specs, key=repr):
         try:
             difference = max_difference(attend, spec, dtype, device, block_size)
@@ -211,7 +193,6 @@ def make_case(
 
 
 def _slots(case: Case, row: int, positions: range) -> Tensor:
-    """The slots of a request's tokens."""
     size = case.keys.shape[1]
     position = torch.arange(positions.start, positions.stop, device=case.keys.device)
     return case.metadata.block_tables[row].long()[position // size] * size + position % size

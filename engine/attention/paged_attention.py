@@ -1,9 +1,7 @@
 """`paged_attention`, which transformers' layers call; the protocols of a step and of a paged backend.
 
-Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
-as a `LayerCall` to the `AttentionStep` of the forward pass. A `PagedAttentionBackend` computes over block
-tables: `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so that
-calls can be captured as CUDA graphs.
+Each layer's query, key and value go as a `LayerCall` to the `AttentionStep` of the forward pass. A backend
+computes over block tables, of which the host knows all shapes, so that calls can be captured as CUDA graphs.
 """
 
 from dataclasses import dataclass, field
@@ -16,8 +14,7 @@ from engine.config import UnsupportedModel
 from engine.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
-"""The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
-mask."""
+"""The name of `paged_attention` in transformers. It has no mask function there, so models build no mask."""
 
 IGNORED_ARGUMENTS = frozenset(
     {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
@@ -27,8 +24,6 @@ IGNORED_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """The arguments of one layer's attention in one step."""
-
     layer: int
     query: Tensor
     """`[T, heads, size]`."""
@@ -92,8 +87,6 @@ AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 @dataclass(frozen=True, slots=True)
 class LayerAttentionSpec:
-    """The properties of an attention layer that a backend must support."""
-
     num_heads: int
     num_kv_heads: int
     key_size: int

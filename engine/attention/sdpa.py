@@ -1,14 +1,12 @@
 """Paged attention with torch's `scaled_dot_product_attention`, over contiguous copies or gathered blocks.
 
-Engine thread. All tokens of a step form one packed row: first one token each of decoding requests, then
-prefill chunks. Runs on every device and is the reference for kernels. An attention sink (gpt-oss) is one more
-position whose key and value are zero and whose mask is the sink logit, which is exact. All shapes are known
-to the host, so that nothing waits for the device.
+All tokens of a step form one packed row: first one token each of decoding requests, then prefill chunks. An
+attention sink (gpt-oss) is one more position whose key and value are zero and whose mask is the sink logit,
+which is exact. All shapes are known to the host, so that nothing waits for the device.
 
 On a GPU every call has a form that torch's flash or memory-efficient kernel takes: as many key heads as query
-heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask, and without it
-torch would write all scores out. cuDNN is off: it plans anew for every new shape, which costs tens of
-milliseconds and memory that is never freed.
+heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask. cuDNN is off:
+it plans anew for every shape, which costs tens of milliseconds and memory that is never freed.
 """
 
 from abc import ABC, abstractmethod
@@ -61,7 +59,6 @@ class KeyValueRange:
     key: Tensor
     value: Tensor
     first: int
-    """The first position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +153,11 @@ class SdpaForward:
         width = visible.key.shape[2]
         if call.sinks is None and visible.first == first and rows.min_seq_len == first + width:
             return attend_one_token(query, visible.key, visible.value, None, call)
-        mask = self._decode_mask(rows, window, visible.first, width, query.dtype)[:, None, None]
+        key = (rows.begin, window, width, False)
+        if (mask := self._masks.get(key)) is None:
+            position = torch.arange(visible.first, visible.first + width, device=query.device)
+            mask = self._masks[key] = _visibility(position, rows.seq_lens - 1, window, query.dtype)
+        mask = mask[:, None, None]
         if call.sinks is not None:
             mask = mask.repeat(1, len(call.sinks), 1, 1)
             places = rows.sink_columns(visible).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
@@ -186,8 +187,12 @@ class SdpaForward:
         first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
         last = chunk.past + end
         slots = chunk.slots[first:last]
-        ranges = tuple(chunk.two_way) if two_way else ()
-        mask = self._chunk_mask(chunk, window, begin, end, first, call.query.dtype, ranges)[None, None]
+        memo = (chunk.begin + begin, window, end, two_way)
+        if (mask := self._masks.get(memo)) is None:  # `[end - begin, positions + 1]`; the last is for a sink
+            position = torch.arange(first, last + 1, device=call.query.device)
+            own, spans = position[chunk.past + begin - first : -1], chunk.two_way if two_way else ()
+            mask = self._masks[memo] = _visibility(position, own, window, call.query.dtype, spans)
+        mask = mask[None, None]
         if call.sinks is None:
             mask = mask[..., :-1]
         else:
@@ -196,36 +201,6 @@ class SdpaForward:
         key = self._kv_cache.keys[call.layer].index_select(0, slots)
         value = self._kv_cache.values[call.layer].index_select(0, slots)
         return attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
-
-    def _decode_mask(
-        self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
-    ) -> Tensor:
-        mask = self._masks.get((rows.begin, window, width, False))
-        if mask is None:
-            position = torch.arange(first, first + width, device=self._kv_cache.device)
-            mask = _visibility(position, rows.seq_lens - 1, window, dtype)
-            self._masks[rows.begin, window, width, False] = mask
-        return mask
-
-    def _chunk_mask(
-        self,
-        chunk: PromptChunk,
-        window: int | None,
-        begin: int,
-        end: int,
-        first: int,
-        dtype: torch.dtype,
-        two_way: Sequence[range],
-    ) -> Tensor:
-        """`[end - begin, positions + 1]`; the last column is for a sink."""
-        key = (chunk.begin + begin, window, end, bool(two_way))
-        mask = self._masks.get(key)
-        if mask is None:
-            position = torch.arange(first, chunk.past + end + 1, device=self._kv_cache.device)
-            own = position[chunk.past + begin - first : -1]
-            mask = _visibility(position, own, window, dtype, two_way)
-            self._masks[key] = mask
-        return mask
 
 
 def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, two_way: bool) -> int:
@@ -333,10 +308,7 @@ def configure_sdpa(device: torch.device) -> None:
 def attend_one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
 ) -> Tensor:
-    """`[rows, heads, size]` over `[rows, kv_heads, columns, size]` twice -> `[rows, heads, size]`.
-
-    The mask is `[requests, heads or 1, 1, columns]`.
-    """
+    """`[n, heads, size]` over `[n, kv_heads, columns, size]` twice; mask `[n, heads or 1, 1, columns]`."""
     requests, heads, size = query.shape
     shared = key.shape[1]
     if call.softcap is not None:

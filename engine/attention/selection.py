@@ -1,9 +1,8 @@
 """`choose_attention`: the first way to compute attention that is there, fits the model, and is right here.
 
-On the thread that starts the engine. On a GPU: an installed FlashAttention 3, the operator's kernel from the
-Hub, torch's own kernel for pages, torch's `scaled_dot_product_attention` over gathered blocks with its fused
-kernels, and the same without them. Each is checked on the device before it is taken; one that is not right is
-left with a warning that says by how much. On a CPU there is only torch's own attention.
+On a GPU: an installed FlashAttention 3, the operator's kernel from the Hub, torch's own kernel for pages, its
+`scaled_dot_product_attention` over gathered blocks, and the same without fused kernels. Each is checked on
+the device; one that is not right is left with a warning. On a CPU there is only torch's own attention.
 """
 
 import inspect
@@ -14,11 +13,18 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
-from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
+from engine.attention.flash_attention import (
+    DECODE_SPLITS,
+    PAGE_SIZE,
+    FlashAttentionBackend,
+    Function,
+    VarlenAttentionBackend,
+    kernel_sources,
+)
+from engine.attention.kernel_check import Case, attend_with_sdpa, find_fault
 from engine.attention.paged_attention import LayerAttentionSpec, PagedAttentionBackend
-from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.config import AttentionName, ModelRefused
 from engine.request import describe
 
@@ -29,15 +35,12 @@ BLOCK_SIZE = 16
 
 
 class KernelBackend(PagedAttentionBackend, Protocol):
-    """A backend that says for which layers it is not made."""
-
-    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None: ...
+    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
+        """Why the kernel cannot compute such a layer; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel that may be there."""
-
     name: str
     load: Callable[[], KernelBackend]
     """Raises ModuleNotFoundError if it is not installed, and anything else if it is broken."""
@@ -57,7 +60,6 @@ class AttentionChoice:
 
 
 def candidates(device: torch.device, requested: AttentionName, hub_kernel: str | None) -> list[Candidate]:
-    """The kernels to try on this device, in order."""
     if device.type != "cuda" or requested == "sdpa":
         return []
     kernels = []
@@ -129,8 +131,12 @@ def _fault(
         unsupported = backend.unsupported_reason(spec, dtype)
         if unsupported is not None:
             return unsupported
+
+    def attend(case: Case) -> Tensor:
+        return backend.attend(case.call, case.keys, case.values, case.metadata)
+
     try:
-        return find_fault(attend_with(backend), specs, dtype, device, block_size)
+        return find_fault(attend, specs, dtype, device, block_size)
     except torch.AcceleratorError as error:
         # The device can do nothing more in this process.
         raise ModelRefused(
@@ -140,10 +146,7 @@ def _fault(
 
 
 def _check_sdpa(
-    specs: Collection[LayerAttentionSpec],
-    dtype: torch.dtype,
-    device: torch.device,
-    block_size: int,
+    specs: Collection[LayerAttentionSpec], dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str:
     """The name of torch's own attention, without its fused kernels if those are not right."""
     fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)

@@ -15,7 +15,6 @@ that ends while its token is in flight has a surplus row in the launched pass; i
 
 import logging
 import queue
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
@@ -33,8 +32,7 @@ from engine.executor import (
     SequenceFailed,
     StepAbandoned,
 )
-from engine.front.inbox_reader import InboxReader
-from engine.front.request_registry import Inbound, RequestRegistry
+from engine.front.request_registry import Inbound, InboxReader, RequestRegistry
 from engine.request import (
     CancelReason,
     Deliver,
@@ -42,7 +40,6 @@ from engine.request import (
     FailureCode,
     Finished,
     FinishReason,
-    PromptLogprobs,
     Tokens,
     describe,
 )
@@ -62,11 +59,10 @@ class _InFlightStep:
     pending: PendingTokens
     progress: dict[TokenSequence, ComputedBlocks]
     began: float
-    """Monotonic time."""
 
 
 class EngineCore(InboxReader):
-    """The engine thread's state between a start or restart and its end; `run` is the thread's body."""
+    """The engine thread's state; `run` is the thread's body."""
 
     def __init__(
         self,
@@ -93,7 +89,12 @@ class EngineCore(InboxReader):
                 if after_death:
                     self._executor.scrub(list(range(1, self._scheduler.pool.total + 1)))
                 self._metrics.publish(running=0, kv_blocks_used=0)
-                self._run_until_closed()
+                while not (self._closing and self._scheduler.idle):
+                    self._read_inbox()
+                    with self._watchdog:
+                        if not self._paused and (self._in_flight or not self._scheduler.idle):
+                            self._step()
+                        self._publish()
             self._scheduler.check_integrity()
         except StepAbandoned as abandoned:
             return abandoned
@@ -101,14 +102,6 @@ class EngineCore(InboxReader):
             log.exception("the engine died")
             return error
         return None
-
-    def _run_until_closed(self) -> None:
-        while not (self._closing and self._scheduler.idle):
-            self._read_inbox()
-            with self._watchdog:
-                if not self._paused and (self._in_flight or not self._scheduler.idle):
-                    self._step()
-                self._publish()
 
     # Inbox
 
@@ -153,7 +146,9 @@ class EngineCore(InboxReader):
         if plan:
             try:
                 with self._watchdog:
-                    self._scrub_dirty_blocks()
+                    if self._scheduler.dirty:  # before the step can read or share them; kept if this fails
+                        self._executor.scrub(self._scheduler.dirty)
+                        self._scheduler.dirty.clear()
                     forward = self._executor.begin(plan)
             except Exception as raised:  # noqa: BLE001 - logged, and delivered to the requests
                 error = raised
@@ -180,13 +175,14 @@ class EngineCore(InboxReader):
             self._request_metrics.started(filter(self._is_live, self._scheduler.admitted), began)
             self._scheduler.admitted.clear()
         self._request_metrics.step(self._scheduler.counters.computed_tokens - computed)
-        self._queue_prompt_logprobs(pending.prompt_logprobs)
+        for part in pending.prompt_logprobs:
+            self._sequences[part.request_id].num_prompt_logprobs_sent = part.begin + len(part.logprobs)
+        self._outbox += pending.prompt_logprobs
         for sequence in pending.sequences:
             sequence.in_flight = True
         self._in_flight = _InFlightStep(pending, progress, began)
 
     def _collect(self) -> None:
-        """Reads the tokens in flight, if any, and applies those of live requests."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None or not any(map(self._is_live, in_flight.progress)):
             return
@@ -206,19 +202,8 @@ class EngineCore(InboxReader):
             self._metrics.record_step(max(in_flight.began, self._last_read_at), now, len(result.sampled))
         self._last_read_at = now
 
-    def _scrub_dirty_blocks(self) -> None:
-        """Zeroes dirty blocks before a step can read or share them. They stay listed if that fails."""
-        if self._scheduler.dirty:
-            self._executor.scrub(self._scheduler.dirty)
-            self._scheduler.dirty.clear()
-
     def _is_live(self, sequence: TokenSequence) -> bool:
         return self._sequences.get(sequence.request.request_id) is sequence
-
-    def _queue_prompt_logprobs(self, messages: Sequence[PromptLogprobs]) -> None:
-        for part in messages:
-            self._sequences[part.request_id].num_prompt_logprobs_sent = part.begin + len(part.logprobs)
-        self._outbox += messages
 
     def _apply_result(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence
@@ -254,10 +239,7 @@ class EngineCore(InboxReader):
             self._fail(chunk.sequence, "engine_error", describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
-        """Halves the token budget if the step had a prefill; else preempts the step's last request.
-
-        A request that does not fit alone fails.
-        """
+        """Halves the token budget after a prefill, else preempts the last request; a lone one fails."""
         if plan[-1].count > 1 and self._scheduler.halve_budget():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
@@ -270,24 +252,20 @@ class EngineCore(InboxReader):
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        ended = self._request_metrics.ended
-        times = ended(sequence, "abort" if reason == "cancelled" else reason, monotonic())
-        request_id = sequence.request.request_id
-        self._end(sequence, Finished(request_id, reason, sequence.usage, times))
+        self._end(sequence, Finished(sequence.request.request_id, reason, sequence.usage))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)
-        times = self._request_metrics.ended(sequence, "error", monotonic())
-        self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage, times))
+        self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage))
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
+        last = self._with_times(sequence, last)
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.request_id]
         self._outbox.append(last)
         self._ended.append(last.request_id)
 
     def _publish(self) -> None:
-        """Publishes statistics and delivers the step's messages."""
         with self._watchdog:  # raises if a hang was declared, and all of this has been delivered
             self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
             self._flush_outbox()

@@ -1,7 +1,6 @@
 """`EngineMetrics`: counters, throughput and step-time percentiles, published as a `Stats` snapshot.
 
-Written by the engine thread or by the watchdog thread that declares it dead; any thread reads `stats`, which
-is replaced as a whole. It belongs to `LocalEngine`, so counters survive a restart of the engine thread.
+Written by the engine thread, or the watchdog's; any thread reads `stats`, which is replaced as a whole.
 """
 
 from collections import deque
@@ -29,15 +28,7 @@ class EngineMetrics:
         self.counters = SchedulerCounters()
         self.requests = RequestMetrics(context_length)
         self.stats = Stats(
-            running=0,
-            waiting=0,
-            kv_blocks_used=0,
-            kv_blocks_total=kv_blocks,
-            block_size=block_size,
-            steps=0,
-            tokens=0,
-            alive=True,
-            max_running=max_running,
+            kv_blocks_total=kv_blocks, block_size=block_size, alive=True, max_running=max_running
         )
         self._steps = 0
         self._tokens = 0
@@ -55,7 +46,6 @@ class EngineMetrics:
             self._refresh_rates(ended)
 
     def publish(self, *, running: int, kv_blocks_used: int) -> None:
-        """Publishes a snapshot of a running engine."""
         if not running and self._recent:
             self._refresh_rates(self._recent[-1][1])
         self.stats = replace(
@@ -79,13 +69,9 @@ class EngineMetrics:
         self._rate = 0.0
         self.stats = replace(self.stats, tokens_per_second=0.0)
 
-    def record_death(self) -> None:
-        """Counts a death; `alive` is False until the next `publish`."""
-        self.stats = replace(self.stats, alive=False, running=0, deaths=self.stats.deaths + 1)
-
-    def mark_ended(self) -> None:
-        """The engine thread has ended."""
-        self.stats = replace(self.stats, alive=False, running=0)
+    def mark_ended(self, *, deaths: int = 0) -> None:
+        """The engine thread does not run, after so many more deaths; `publish` says that it does."""
+        self.stats = replace(self.stats, alive=False, running=0, deaths=self.stats.deaths + deaths)
 
     def _refresh_rates(self, now: float) -> None:
         while self._recent[0][0] < now - RECENT_SECONDS and len(self._recent) > 1:

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from types import TracebackType
 
 from engine.core.engine_core import EngineCore
 from engine.core.engine_metrics import EngineMetrics
@@ -65,7 +64,6 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the watchdog thread; idempotent."""
         self._stopping.set()
 
     def join(self) -> None:
@@ -80,9 +78,7 @@ class Watchdog:
             self._depth += 1
             self._entered_at = monotonic()
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         with self._lock:
             self._depth -= 1
             self._entered_at = monotonic() if self._depth else None
@@ -90,26 +86,19 @@ class Watchdog:
                 raise StepAbandoned
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self._sleep_seconds()):
-            if self._abandon_if_overdue():
+        left = self._timeout
+        while not self._stopping.wait(min(max(left, 0.001), LONGEST_SLEEP)):
+            with self._lock:
+                entered_at, now = self._entered_at, monotonic()
+                self.abandoned = entered_at is not None and now - entered_at > self._timeout
+            if self.abandoned:
                 self._on_hang()
                 return
-
-    def _sleep_seconds(self) -> float:
-        """Seconds until the earliest possible timeout, also of a step that begins later."""
-        with self._lock:
-            waited = 0.0 if self._entered_at is None else monotonic() - self._entered_at
-        return min(max(self._timeout - waited, 0.001), LONGEST_SLEEP)
-
-    def _abandon_if_overdue(self) -> bool:
-        with self._lock:
-            self.abandoned = self._entered_at is not None and monotonic() - self._entered_at > self._timeout
-            return self.abandoned
+            # Until the earliest possible timeout, also of a step that begins later.
+            left = self._timeout if entered_at is None else entered_at + self._timeout - now
 
 
 class Supervisor:
-    """Owns the engine thread and the watchdog thread; both begin with `start`."""
-
     def __init__(
         self,
         make_core: Callable[[Watchdog], EngineCore],
@@ -127,7 +116,6 @@ class Supervisor:
         self._died_at = -inf
         self._ended = threading.Event()
         self.core = make_core(self._watchdog)
-        """The current `EngineCore`, or the last one."""
         # A daemon, so that a program that exits without `close` does not wait for running requests.
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 
@@ -166,7 +154,7 @@ class Supervisor:
         closing = self._registry.closed
         final = isinstance(cause, EngineFault) or now - self._died_at < RECOVERY_SECONDS
         self._died_at = now
-        self._metrics.record_death()
+        self._metrics.mark_ended(deaths=1)
         if final:
             self._registry.close("The engine died.")
         self.core.fail_all(cause)
@@ -180,8 +168,8 @@ class Supervisor:
         fault = EngineFault(self._hang_message)
         if self.core.delivering:
             # The deliver callback itself hangs, so that calling it with failures may block: notify first.
-            self._notify_owner(fault)
             self._mark_ended()
+            self._notify_owner(fault)
             self._handle_death(fault, owner_notified=True)
         else:
             self._handle_death(fault)

@@ -1,10 +1,9 @@
 """Beam search: `BeamSearch` scores one search's beams, `BeamRequests` computes them as one-token requests.
 
-Each step submits a one-token request for every running beam. The prefix cache computes the beams' common
-prefix once. Requests that differ only in `beams.rank` share a search while it runs. A search is a function of
-the request, so a later one, or one after a restart, has the same results. It takes `width` places in the
-registry from its acceptance until its end, as `width` requests would. `submit` and `cancel` run on any
-thread, `deliver` on the engine thread.
+Each step submits a request for every running beam; the prefix cache computes their common prefix once.
+Requests that differ only in `beams.rank` share a search while it runs. A later search, or one after a
+restart, has the same results. It takes `width` places in the registry until its end. `submit` and `cancel`
+run on any thread, `deliver` on the engine thread.
 """
 
 import itertools
@@ -20,7 +19,6 @@ from engine.request import (
     Deliver,
     EngineRequest,
     Failed,
-    FailureCode,
     Finished,
     FinishReason,
     Outbound,
@@ -36,23 +34,16 @@ from engine.statistics import NOT_MEASURED, RequestTimes
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A finished or partial output."""
-
     token_ids: tuple[int, ...] = ()
     """Stop token included."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, if requested."""
     total: float = 0.0
-    """Sum of the tokens' logprobs."""
     ended: bool = False
-    """Ended by a stop token."""
     origin: int = 0
     """Index, among the beams of the previous step, of the beam that it continues."""
 
 
 class _Candidate(NamedTuple):
-    """A beam with one token more."""
-
     total: float
     beam: Beam
     origin: int
@@ -84,7 +75,6 @@ class BeamSearch:
     min_tokens: int = 0
     """Beams that end before this many tokens are dropped."""
     ends: frozenset[int] = frozenset()
-    """The stop tokens."""
     logprobs: int | None = None
     """Top tokens in `Beam.logprobs`; None leaves it empty."""
     running: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
@@ -93,17 +83,12 @@ class BeamSearch:
     """At most `width` beams that ended, best first."""
     _steps: int = field(default=0, init=False)
 
-    @property
-    def candidates_per_beam(self) -> int:
-        """Number of likeliest tokens per beam that a step needs."""
-        return 2 * self.width
-
     def advance(self, tables: Sequence[TokenLogprobs]) -> None:
         """Takes the likeliest next tokens of each of `running`, in order."""
         candidates = [
             _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in self.ends)
             for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
-            for token_id, logprob in table.top[: self.candidates_per_beam]
+            for token_id, logprob in table.top[: 2 * self.width]
         ]
         if self._steps >= self.min_tokens:
             self._keep_best(each.extended(self.logprobs) for each in candidates if each.ends)
@@ -148,7 +133,6 @@ class _SharedSearch:
     chains: list[list[bytes]]
     """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
-    """By id: the requests that wait for a result."""
     steps: dict[str, int] = field(default_factory=dict)
     """By id of this step's one-token requests: the index of the beam."""
     tables: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -156,9 +140,7 @@ class _SharedSearch:
     cached: int | None = None
     """Prompt tokens that the first step found in the prefix cache."""
     times: RequestTimes = NOT_MEASURED
-    """Times of the first step."""
     cancelled: bool = False
-    """All of its requests have been cancelled."""
 
 
 class BeamRequests:
@@ -182,7 +164,6 @@ class BeamRequests:
         self._deliver = deliver
         self._lock = threading.RLock()
         self._searches: dict[EngineRequest, _SharedSearch] = {}
-        """By `_search_key`."""
         self._by_step: dict[str, _SharedSearch] = {}
         # Random: processes that share servers end each other's calls of the same id there.
         prefix = f"{PREFIX}{secrets.token_hex(6)}-"
@@ -258,8 +239,8 @@ class BeamRequests:
                     shared.cached, shared.times = message.usage.cached, message.times
                 if len(shared.tables) == len(shared.steps):
                     return self._advance(shared)
-            case Failed(_, code, message_text):
-                return self._fail(shared, code, message_text)
+            case Failed(_, code, text):
+                return self._end(shared, lambda each, usage: [Failed(each.request_id, code, text, usage)])
         return []
 
     def _advance(self, shared: _SharedSearch) -> list[Outbound]:
@@ -267,7 +248,7 @@ class BeamRequests:
             return self._end_cancelled(shared)
         shared.search.advance([shared.tables[index] for index in range(len(shared.tables))])
         if not shared.search.running:
-            return self._end(shared, lambda request: _final_messages(shared, request))
+            return self._end(shared, lambda request, usage: _final_messages(shared, request, usage))
         try:
             self._begin_step(shared)
         except RequestRefused:  # the engine is closed: the step's places are reserved and its ids are new
@@ -296,24 +277,20 @@ class BeamRequests:
             self._forget_steps(shared)
             raise
 
-    def _fail(self, shared: _SharedSearch, code: FailureCode, message_text: str) -> list[Outbound]:
-        return self._end(
-            shared, lambda request: [Failed(request.request_id, code, message_text, _usage(shared, request))]
-        )
-
     def _end_cancelled(self, shared: _SharedSearch) -> list[Outbound]:
-        return self._end(
-            shared, lambda request: [Finished(request.request_id, "cancelled", _usage(shared, request))]
-        )
+        return self._end(shared, lambda each, usage: [Finished(each.request_id, "cancelled", usage)])
 
-    def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
+    def _end(
+        self, shared: _SharedSearch, last: Callable[[EngineRequest, TokenUsage], list[Outbound]]
+    ) -> list[Outbound]:
         """Removes the search and frees its places; returns the last messages of all its requests."""
         self._forget_steps(shared)
         # Of a cancelled search, an equal request that came later has the entry.
         if self._searches.get(shared.request) is shared:
             del self._searches[shared.request]
         self._registry.release(shared.request.fairness_key, shared.search.width, shared.steps)
-        return [message for request in shared.waiting.values() for message in last(request)]
+        requests = shared.waiting.values()
+        return [message for each in requests for message in last(each, _usage(shared, each))]
 
     def _forget_steps(self, shared: _SharedSearch) -> None:
         for step in shared.steps:
@@ -358,7 +335,7 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
         prompt=(*request.prompt, *beam.token_ids),
         max_tokens=1,
         sampling=SamplingParams(seed=0, temperature=0.0),
-        logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),
+        logprobs=max(2 * shared.search.width, request.logprobs or 0),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
         images=request.images,
@@ -367,23 +344,23 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
     )
 
 
-def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbound]:
+def _final_messages(shared: _SharedSearch, request: EngineRequest, usage: TokenUsage) -> list[Outbound]:
     """The messages with the result of the request's rank, without its earlier output."""
     assert request.beams is not None
     best = shared.search.best
     if request.beams.rank >= len(best):
-        message_text = f"The search found {len(best)} outputs, not {request.beams.width}."
-        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+        text = f"The search found {len(best)} outputs, not {request.beams.width}."
+        return [Failed(request.request_id, "engine_error", text, usage)]
     beam, offset = best[request.beams.rank], request.output_offset
     if beam.token_ids[:offset] != request.prompt[len(request.prompt) - offset :]:
-        message_text = "The search came to another output than before."
-        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+        text = "The search came to another output than before."
+        return [Failed(request.request_id, "engine_error", text, usage)]
     outbound: list[Outbound] = []
     if rest := beam.token_ids[offset:]:
         logprobs = None if request.logprobs is None else beam.logprobs[offset:]
         outbound.append(Tokens(request.request_id, rest, logprobs))
-    usage = replace(_usage(shared, request), output=len(rest))
     reason: FinishReason = "stop" if beam.ended else "length"
+    usage = replace(usage, output=len(rest))
     return [*outbound, Finished(request.request_id, reason, usage, times=shared.times)]
 
 

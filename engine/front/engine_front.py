@@ -66,12 +66,11 @@ class EngineFront(ABC):
             raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
-        """Implements `request.Engine.image_text`."""
         return self._image_text(data, hashlib.sha256(data).digest(), cache_salt)
 
     @abstractmethod
     def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
-        """`image_text` with the SHA-256 of `data`."""
+        """`digest` is the SHA-256 of `data`."""
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
         """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
@@ -89,7 +88,6 @@ class EngineFront(ABC):
         self._accept(request, self._digests(request), checked.grammar)
 
     def _digests(self, request: EngineRequest) -> list[bytes]:
-        """The digests of the prompt's full blocks."""
         chain: list[bytes] = []
         blocks = len(request.prompt) // self._block_size
         try:
@@ -110,7 +108,6 @@ class EngineFront(ABC):
         self._wake()
 
     def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
-        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
         if not self._beam_requests.cancel(request_id):
             self._cancel(request_id, reason)
 
@@ -118,12 +115,10 @@ class EngineFront(ABC):
         self._send(Cancel(request_id, reason))
 
     def set_paused(self, paused: bool) -> None:
-        """While paused, no step begins and no server is read from. Idempotent; any thread."""
         self._registry.paused = paused
         self._send(PauseChanged())
 
     def stats(self) -> Stats:
-        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
         snapshot = self._snapshot()
         waiting = max(0, len(self._registry) - snapshot.running)
         return replace(snapshot, waiting=waiting, paused=self._registry.paused)

@@ -60,7 +60,6 @@ class RequestMetrics:
         self._last_rows: frozenset[TokenSequence] = frozenset()
         """Requests that got the last tokens. `last_token_at` is set when a request does not get the next."""
         self._last_at = 0.0
-        """When they got them."""
         self._waiting_adapters: Counter[str] = Counter()
         self._running_adapters: Counter[str] = Counter()
 
@@ -80,14 +79,10 @@ class RequestMetrics:
                     self._running_adapters[adapter] += 1
 
     def step(self, tokens: int) -> None:
-        """A step has computed so many tokens, of prompts and outputs."""
         self._step_tokens.observe(tokens)
 
     def tokens(self, rows: frozenset[TokenSequence], now: float) -> None:
-        """Counts a token of each of `rows`.
-
-        Nearly all rows of a step are those of the last one: they are observed together.
-        """
+        """Counts a token of each of `rows`: nearly all got the last ones, too, and are observed together."""
         if not rows:
             return
         again = len(rows)
@@ -99,9 +94,7 @@ class RequestMetrics:
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
-        """Counts `count` tokens of one request, which share the time since the last: `tokens` for an engine
-        without steps of its own.
-        """
+        """As `tokens`, without steps: counts tokens of a request, which share the time since its last."""
         if sequence.last_token_at is not None:
             self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
         else:
@@ -122,7 +115,6 @@ class RequestMetrics:
                 self._inter_token_latency.observe(now - sequence.last_token_at)
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
-        """The request ended; returns its times."""
         if sequence in self._last_rows:
             sequence.last_token_at = self._last_at
             self._last_rows -= {sequence}

@@ -1,7 +1,4 @@
-"""Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread.
-
-Whether a request fits into the KV cache is checked in `core.local_engine`.
-"""
+"""Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread."""
 
 import hashlib
 import math
@@ -27,6 +24,7 @@ from engine.request import (
     ImageText,
     ModelInfo,
     PromptImage,
+    RefusalReason,
     RequestRefused,
     SamplingParams,
     ThinkingBudget,
@@ -52,52 +50,47 @@ RANGES = {
 
 def refuse_bad_request(request: EngineRequest, model_info: ModelInfo) -> None:
     """Raises `RequestRefused` for a request that this model can never run, pictures and grammar aside."""
-    if not request.prompt:
-        raise RequestRefused("bad_token", "The prompt is empty.")
-    if not _are_ids(request.prompt, model_info.vocab_size):
-        raise RequestRefused("bad_token", f"Token ids must be 0 to {model_info.vocab_size - 1}.")
-    if request.max_tokens < 1:
-        raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
-    if not _are_ids((abs(request.priority),), 2**31):
-        raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
-    refuse_unknown_adapter(request.adapter, model_info.adapters)
-    refuse_bad_sampling(request.sampling, model_info.vocab_size)
-    refuse_bad_output(request, vocab_size=model_info.vocab_size)
+    vocab_size, length = model_info.vocab_size, model_info.context_length
+    _require(bool(request.prompt), "bad_token", "The prompt is empty.")
+    _require(_are_ids(request.prompt, vocab_size), "bad_token", f"Token ids must be 0 to {vocab_size - 1}.")
+    _require(request.max_tokens >= 1, "bad_limit", "max_tokens must be at least 1.")
+    _require(_are_ids((abs(request.priority),), 2**31), "bad_limit", "priority must be a number of 32 bits.")
+    if request.adapter != "" and request.adapter not in model_info.adapters:
+        raise RequestRefused("bad_adapter", f"There is no adapter {request.adapter!r} of this model.")
+    refuse_bad_sampling(request.sampling, vocab_size)
+    refuse_bad_output(request, vocab_size=vocab_size)
     refuse_bad_beams(request)
-    if len(request.prompt) + request.max_tokens > model_info.context_length:
-        raise RequestRefused(
-            "too_long",
-            f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
-            f"the {model_info.context_length} that the model can hold.",
-        )
+    _require(
+        len(request.prompt) + request.max_tokens <= length,
+        "too_long",
+        f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
+        f"the {length} that the model can hold.",
+    )
+
+
+def _require(is_met: bool, reason: RefusalReason, sentence: str) -> None:
+    if not is_met:
+        raise RequestRefused(reason, sentence)
 
 
 def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Raises `RequestRefused` for sampling parameters out of range."""
-    # Chained comparisons under `not` refuse NaN, too.
-    if not 0 <= sampling.temperature < math.inf:
-        raise RequestRefused("bad_sampling", "temperature must be a number of at least 0.")
-    if not 0 < sampling.top_p <= 1:
-        raise RequestRefused("bad_sampling", "top_p must be above 0 and at most 1.")
-    if not isinstance(sampling.top_k, int) or sampling.top_k < 0:
-        raise RequestRefused("bad_sampling", "top_k must be an integer of at least 0.")
-    if sampling.seed not in SEED_RANGE:
-        raise RequestRefused("bad_sampling", "seed must fit into 64 bits.")
+    reason: RefusalReason = "bad_sampling"
+    # Chained comparisons refuse NaN, too.
+    _require(0 <= sampling.temperature < math.inf, reason, "temperature must be a number of at least 0.")
+    _require(0 < sampling.top_p <= 1, reason, "top_p must be above 0 and at most 1.")
+    is_count = isinstance(sampling.top_k, int) and sampling.top_k >= 0
+    _require(is_count, reason, "top_k must be an integer of at least 0.")
+    _require(sampling.seed in SEED_RANGE, reason, "seed must fit into 64 bits.")
     for name, (low, high) in RANGES.items():
-        if not _is_number(getattr(sampling, name), low, high):
-            raise RequestRefused("bad_sampling", f"{name} must be a number from {low:g} to {high:g}.")
+        is_within = _is_number(getattr(sampling, name), low, high)
+        _require(is_within, reason, f"{name} must be a number from {low:g} to {high:g}.")
     _refuse_bad_bias(sampling.logit_bias, vocab_size)
-    if not _are_tokens(sampling.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size):
-        raise RequestRefused(
-            "bad_sampling", _tokens_sentence("allowed_token_ids", MAX_ALLOWED_TOKENS, vocab_size)
-        )
+    _require_tokens(sampling.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size, reason, "allowed_token_ids")
     words = sampling.bad_words
-    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS or not all(words):
-        raise RequestRefused(
-            "bad_sampling", f"bad_words must be a tuple of at most {MAX_BAD_WORDS} sequences."
-        )
-    if not _are_tokens(tuple(chain.from_iterable(words)), MAX_BAD_TOKENS, vocab_size):
-        raise RequestRefused("bad_sampling", _tokens_sentence("bad_words", MAX_BAD_TOKENS, vocab_size))
+    are_words = isinstance(words, tuple) and len(words) <= MAX_BAD_WORDS and all(words)
+    _require(are_words, reason, f"bad_words must be a tuple of at most {MAX_BAD_WORDS} sequences.")
+    _require_tokens(tuple(chain.from_iterable(words)), MAX_BAD_TOKENS, vocab_size, reason, "bad_words")
 
 
 def clamped(request: EngineRequest) -> EngineRequest:
@@ -109,30 +102,32 @@ def clamped(request: EngineRequest) -> EngineRequest:
     return replace(request, sampling=replace(sampling, temperature=temperature, top_k=top_k))
 
 
-def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
-    """Raises `RequestRefused` if a request names an adapter that was not loaded."""
-    if adapter != "" and adapter not in known:
-        raise RequestRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
-
-
 def refuse_bad_output(request: EngineRequest, *, vocab_size: int) -> None:
     """Raises `RequestRefused` for invalid stop ids, logprobs, budgets and offsets."""
     # They index logits: an id beyond the vocabulary would fail the whole step.
     stops = request.stop_ids if isinstance(request.stop_ids, Collection) else ()
-    if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
-        raise RequestRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
+    are_ids = all(_is_count(token_id, vocab_size - 1) for token_id in stops)
+    _require(are_ids, "bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
     for name, most in (("stop_token_ids", MAX_STOP_TOKENS), ("logprob_token_ids", MAX_LOGPROB_TOKENS)):
-        if not _are_tokens(getattr(request, name), most, vocab_size):
-            raise RequestRefused("bad_stop", _tokens_sentence(name, most, vocab_size))
+        _require_tokens(getattr(request, name), most, vocab_size, "bad_stop", name)
     _refuse_bad_budget(request.thinking_budget, vocab_size)
-    if not _is_count(request.output_offset, len(request.prompt)):
-        raise RequestRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
-    if not _is_count(request.min_tokens, request.max_tokens + request.output_offset):
-        raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most the tokens to generate.")
+    _require(
+        _is_count(request.output_offset, len(request.prompt)),
+        "bad_limit",
+        "output_offset must be 0 to the number of prompt tokens.",
+    )
+    _require(
+        _is_count(request.min_tokens, request.max_tokens + request.output_offset),
+        "bad_limit",
+        "min_tokens must be at least 0 and at most the tokens to generate.",
+    )
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(request, name)
-        if count is not None and not _is_count(count, MAX_LOGPROBS):
-            raise RequestRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
+        _require(
+            count is None or _is_count(count, MAX_LOGPROBS),
+            "bad_limit",
+            f"{name} must be 0 to {MAX_LOGPROBS}.",
+        )
 
 
 def refuse_bad_images(
@@ -144,77 +139,68 @@ def refuse_bad_images(
     another picture into the caches, and a picture has a row of embeddings for each of its tokens.
     """
     images, token_id = request.images, model_info.image_token_id
+    reason: RefusalReason = "bad_image"
     if images == ():
         return
-    if token_id is None:
-        raise RequestRefused("bad_image", "The model reads no pictures.")
-    if not isinstance(images, tuple) or len(images) > MAX_IMAGES:
-        raise RequestRefused("bad_image", f"A prompt may have at most {MAX_IMAGES} pictures.")
-    if not all(isinstance(image, PromptImage) and isinstance(image.data, bytes) for image in images):
-        raise RequestRefused("bad_image", "A picture is no file.")
-    if sum(len(image.data) for image in images) > MAX_IMAGE_BYTES:
-        raise RequestRefused(
-            "bad_image", f"The pictures of a prompt may have {MAX_IMAGE_BYTES} bytes together."
-        )
-    _refuse_bad_spans(images, len(request.prompt) - request.output_offset)
+    _require(token_id is not None, reason, "The model reads no pictures.")
+    are_few = isinstance(images, tuple) and len(images) <= MAX_IMAGES
+    _require(are_few, reason, f"A prompt may have at most {MAX_IMAGES} pictures.")
+    are_files = all(isinstance(image, PromptImage) and isinstance(image.data, bytes) for image in images)
+    _require(are_files, reason, "A picture is no file.")
+    size = sum(len(image.data) for image in images)
+    sentence = f"The pictures of a prompt may have {MAX_IMAGE_BYTES} bytes together."
+    _require(size <= MAX_IMAGE_BYTES, reason, sentence)
+    prompt_length, end = len(request.prompt) - request.output_offset, 0
     for image in images:
-        if hashlib.sha256(image.data).digest() != image.digest:
-            raise RequestRefused("bad_image", "The digest of a picture is not that of its data.")
+        are_counts = _is_count(image.start, prompt_length) and _is_count(image.length, prompt_length)
+        _require(are_counts, reason, "A picture is not in the prompt.")
+        in_order = image.start >= end and image.length >= 1
+        _require(in_order, reason, "The pictures are not in the order of the prompt.")
+        end = image.end
+    _require(end <= prompt_length, reason, "A picture is not in the prompt.")
+    for image in images:
+        is_own = hashlib.sha256(image.data).digest() == image.digest
+        _require(is_own, reason, "The digest of a picture is not that of its data.")
         rows = image_text(image.data, request.cache_salt).tokens
         span = request.prompt[image.start : image.end]
-        if span[0] != token_id or span[-1] != token_id or span.count(token_id) != rows:
-            raise RequestRefused(
-                "bad_image",
-                f"A picture's part of the prompt must begin and end with token {token_id}, and have {rows} "
-                f"of it; it has {span.count(token_id)}.",
-            )
-
-
-def _refuse_bad_spans(images: Sequence[PromptImage], prompt_length: int) -> None:
-    end = 0
-    for image in images:
-        if not _is_count(image.start, prompt_length) or not _is_count(image.length, prompt_length):
-            raise RequestRefused("bad_image", "A picture is not in the prompt.")
-        if image.start < end or image.length < 1:
-            raise RequestRefused("bad_image", "The pictures are not in the order of the prompt.")
-        end = image.end
-    if end > prompt_length:
-        raise RequestRefused("bad_image", "A picture is not in the prompt.")
+        _require(
+            span[0] == token_id and span[-1] == token_id and span.count(token_id) == rows,
+            reason,
+            f"A picture's part of the prompt must begin and end with token {token_id}, and have {rows} "
+            f"of it; it has {span.count(token_id)}.",
+        )
 
 
 def refuse_bad_beams(request: EngineRequest) -> None:
     """Raises `RequestRefused` for an invalid beam search, or fields that cannot be combined with one."""
-    beams = request.beams
+    beams, most = request.beams, MAX_LENGTH_PENALTY
     if beams is None:
         return
-    if not _is_count(beams.width - 1, MAX_BEAMS - 1) or not _is_count(beams.rank, beams.width - 1):
-        raise RequestRefused("bad_beams", f"A beam search has 1 to {MAX_BEAMS} beams, ranked from 0.")
-    if not _is_number(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
-        most = MAX_LENGTH_PENALTY
-        raise RequestRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
+    are_ranks = _is_count(beams.width - 1, MAX_BEAMS - 1) and _is_count(beams.rank, beams.width - 1)
+    _require(are_ranks, "bad_beams", f"A beam search has 1 to {MAX_BEAMS} beams, ranked from 0.")
+    is_within = _is_number(beams.length_penalty, -most, most)
+    _require(is_within, "bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
     others = (request.grammar, request.thinking_budget, request.prompt_logprobs)
-    if request.logprob_token_ids or any(other is not None for other in others):
-        raise RequestRefused(
-            "bad_beams", "A beam search goes with no grammar, thinking budget or logprobs of a prompt."
-        )
+    _require(
+        not request.logprob_token_ids and all(other is None for other in others),
+        "bad_beams",
+        "A beam search goes with no grammar, thinking budget or logprobs of a prompt.",
+    )
     for name in ("logit_bias", "allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty"):
-        if getattr(request.sampling, name):
-            raise RequestRefused(
-                "bad_beams", f"A beam search goes by the model's own logprobs, without {name}."
-            )
+        is_set = bool(getattr(request.sampling, name))
+        sentence = f"A beam search goes by the model's own logprobs, without {name}."
+        _require(not is_set, "bad_beams", sentence)
 
 
 def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
     if budget is None:
         return
-    if not _is_count(budget.tokens, 2**31) or not _is_count(budget.spent, 2**31):
-        raise RequestRefused("bad_limit", "A thinking budget must be at least 0.")
-    if not all(
+    are_counts = _is_count(budget.tokens, 2**31) and _is_count(budget.spent, 2**31)
+    _require(are_counts, "bad_limit", "A thinking budget must be at least 0.")
+    are_marks = all(
         marks and _are_tokens(marks, MAX_MARK_TOKENS, vocab_size) for marks in (budget.start, budget.end)
-    ):
-        raise RequestRefused(
-            "bad_limit", "A thinking budget needs the tokens that begin and end the reasoning."
-        )
+    )
+    _require(are_marks, "bad_limit", "A thinking budget needs the tokens that begin and end the reasoning.")
 
 
 def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
@@ -226,15 +212,13 @@ def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
 
 
 def _are_tokens(ids: Any, most: int, vocab_size: int) -> bool:
-    return (
-        isinstance(ids, Collection)
-        and len(ids) <= most
-        and all(_is_count(token_id, vocab_size - 1) for token_id in ids)
-    )
+    is_short = isinstance(ids, Collection) and len(ids) <= most
+    return is_short and all(_is_count(token_id, vocab_size - 1) for token_id in ids)
 
 
-def _tokens_sentence(name: str, most: int, vocab_size: int) -> str:
-    return f"{name} must be at most {most} ids from 0 to {vocab_size - 1}."
+def _require_tokens(ids: Any, most: int, vocab_size: int, reason: RefusalReason, name: str) -> None:
+    sentence = f"{name} must be at most {most} ids from 0 to {vocab_size - 1}."
+    _require(_are_tokens(ids, most, vocab_size), reason, sentence)
 
 
 def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:

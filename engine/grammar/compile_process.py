@@ -75,13 +75,12 @@ class TrialProcess:
         return text
 
     def close(self) -> None:
-        """Ends the process."""
         self._process = None
         self._end()
 
     def _ask(self, message: bytes) -> bytes:
-        if self._process is not None and self._has_ended():
-            self.close()
+        if self._process is not None and self._connection is not None and self._connection.poll(0):
+            self.close()  # it has ended while nobody asked: there is nothing else to read then
         is_new = self._process is None
         try:
             process = self._process = self._process or self._start()
@@ -103,10 +102,6 @@ class TrialProcess:
                 "fewer or simpler properties, patterns, multiples and references."
             )
         raise RequestRefused("overloaded", "The grammar could not be compiled now; try again later.")
-
-    def _has_ended(self) -> bool:
-        """Whether the process has ended while nobody asked it: there is nothing else to read then."""
-        return self._connection is not None and self._connection.poll(0)
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:

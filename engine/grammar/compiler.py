@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -54,7 +55,6 @@ class CompiledGrammar:
         self.digest = digest
         """SHA-256 of the grammar and the fairness key; the key of the cache."""
         self.source = source
-        """Llguidance's Lark source."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
@@ -69,11 +69,9 @@ class CompiledGrammar:
         return self._base_bytes + int(min(self._growth_bytes, MAX_STATES * 2048))
 
     def begin(self) -> Any:
-        """A matcher at the beginning of the grammar."""
         return self._start.deep_copy()
 
     def record_mask_time(self, seconds: float) -> None:
-        """Adds to the growth estimate."""
         self._growth_bytes += seconds * BYTES_PER_SECOND
 
     @property
@@ -106,14 +104,14 @@ def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") ->
         raise
 
 
-def _start_pool() -> ThreadPoolExecutor:
+def _start_pool(threads: int) -> ThreadPoolExecutor:
     """Starts all threads at once, so that the process-wide `threading.stack_size` is changed only once."""
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
-    together = threading.Barrier(THREADS + 1)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-grammar")
+    together = threading.Barrier(threads + 1)
     with _STACKS:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            for _ in range(THREADS):  # the barrier keeps each busy, so that the pool starts another
+            for _ in range(threads):  # the barrier keeps each busy, so that the pool starts another
                 pool.submit(together.wait)
         finally:
             threading.stack_size(usual)
@@ -133,29 +131,38 @@ class GrammarCompiler:
     take turns, so that a key waits for at most one compile of each other key.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        threads: int = THREADS,
+        compile_seconds: float | None = None,
+        queue_seconds: float = QUEUE_SECONDS,
+        trial_process: Callable[[Vocabulary], TrialProcess] = TrialProcess,
+    ) -> None:
         self.vocabulary = vocabulary
+        self.turns = FairLimit(threads)
+        """Whose grammars are compiled, and whose wait."""
         self._cache_bytes = cache_bytes
+        self._threads = threads
+        self._compile_seconds = COMPILE_SECONDS if compile_seconds is None else compile_seconds
+        self._queue_seconds = queue_seconds
         self._futures: OrderedDict[bytes, Made] = OrderedDict()
         self._lock = threading.Lock()
-        self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
-        self._trials = [TrialProcess(vocabulary) for _ in range(THREADS)]
+        self._trials = [trial_process(vocabulary) for _ in range(threads)]
         """Idle processes; a compiling thread takes one."""
         self._tokenizer: Any = None
         self._closed = False
 
     @property
     def size(self) -> int:
-        """Estimated bytes of the cache."""
         with self._lock:
             return sum(map(_size, self._futures.values()))
 
     def compiled(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """The grammar from the cache, or compiled; waits for the compile. Raises `RequestRefused`.
-
-        Must not be called on the engine thread.
-        """
+        """The grammar, cached or compiled here. Raises `RequestRefused`. Not for the engine thread."""
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self.load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts
@@ -164,10 +171,10 @@ class GrammarCompiler:
         if is_new:
             self._start(future, digest, fairness_key, grammar)
         try:
-            made = future.result(QUEUE_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
+            made = future.result(self._compile_seconds + (0 if is_new else self._queue_seconds))
         except (TimeoutError, CancelledError):
             raise RequestRefused(
-                "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
+                "bad_grammar", f"The grammar takes more than {self._compile_seconds:g} s to compile."
             ) from None
         self._evict()
         if isinstance(made, str):
@@ -229,16 +236,16 @@ class GrammarCompiler:
             return future, True
 
     def _start(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
-        """Waits for a compiling thread, then submits. Raises `RequestRefused` after `QUEUE_SECONDS`."""
+        """Waits for a compiling thread, then submits. Raises `RequestRefused` after `queue_seconds`."""
         try:
-            if self._limit.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
+            if self.turns.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
                 raise RequestRefused(
                     "share_full", f"{MAX_WAITING_PER_KEY} grammars of yours wait to be compiled."
                 )
             try:
-                self._limit.acquire(fairness_key, QUEUE_SECONDS)
+                self.turns.acquire(fairness_key, self._queue_seconds)
             except TimeoutError:
-                mine = self._limit.used_by(fairness_key)
+                mine = self.turns.used_by(fairness_key)
                 raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None
@@ -246,10 +253,10 @@ class GrammarCompiler:
                 with self._lock:
                     if self._closed:
                         raise RequestRefused("closed", "The engine is closed.")
-                    self._pool = self._pool or _start_pool()
+                    self._pool = self._pool or _start_pool(self._threads)
                     self._pool.submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
-                self._limit.release(fairness_key)
+                self.turns.release(fairness_key)
                 raise
         except BaseException as error:
             self._forget(future, digest)
@@ -269,7 +276,7 @@ class GrammarCompiler:
                 error = RequestRefused("overloaded", "The grammar could not be compiled now.")
             future.set_exception(error)
         finally:
-            self._limit.release(fairness_key)
+            self.turns.release(fairness_key)
 
     def _forget(self, future: Made, digest: bytes) -> None:
         with self._lock:
@@ -281,7 +288,6 @@ class GrammarCompiler:
             compiled.successor = self._compiled(compiled.source, compiled.digest, compiled.grammar)
 
     def _evict(self) -> None:
-        """Evicts least recently used grammars until the cache fits into `cache_bytes`."""
         with self._lock:
             sizes = {digest: _size(future) for digest, future in self._futures.items()}
             total = sum(sizes.values())

@@ -43,7 +43,8 @@ def ebnf_to_lark(text: str) -> str:
     terminals = _terminals(rules, used)
     names = {name: f"T{n}" if name in terminals else f"r{n}" for n, name in enumerate(rules)}
     lines = [f"start: {names[ROOT]}"]
-    lines += [f"{names[name]}: {_lark_body(body, names)}" for name, body in rules.items()]
+    for name, body in rules.items():
+        lines.append(f"{names[name]}: {' '.join(_lark_token(*token, names) for token in body)}")
     return "\n".join(lines)
 
 
@@ -106,10 +107,6 @@ def _terminals(rules: Mapping[str, Sequence[tuple[str, str]]], used: Mapping[str
             if open_uses[user] == 0:
                 ready.append(user)
     return terminals
-
-
-def _lark_body(body: Sequence[tuple[str, str]], names: Mapping[str, str]) -> str:
-    return " ".join(_lark_token(kind, word, names) for kind, word in body)
 
 
 def _lark_token(kind: str, word: str, names: Mapping[str, str]) -> str:

@@ -15,8 +15,7 @@ A structural form is a `format` of xgrammar's structural tags: `json_schema`, `r
 `const_string`, `any_text`, and composed of these a `tag`, a `sequence`, an `or`, `tags_with_separator`. Any
 text ends with the text that follows it, or with the output.
 
-A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a nested grammar), and `<[id]>` (a
-token).
+A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a grammar), `<[id]>` (a token).
 """
 
 import json
@@ -62,7 +61,7 @@ def parse_json(text: str) -> Any:
     if len(text) > MAX_TEXT:
         raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise BadGrammar("The JSON is nested too deeply.") from None
     except ValueError as error:
@@ -86,14 +85,11 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
 
 
 def _finite(digits: str) -> float:
+    """Raises ValueError for `NaN`, too, which Python's parser would take."""
     number = float(digits)
     if not isfinite(number):
-        raise ValueError(f"{digits[:40]} is larger than any number here")
+        raise ValueError(f"{digits[:40]} is no number of JSON, or larger than any here")
     return number
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
@@ -167,7 +163,6 @@ def _lark(text: str) -> str:
 
 
 def _json_end(text: str, start: int) -> int:
-    """The end of the JSON value that starts at `start`."""
     try:
         return json.JSONDecoder().raw_decode(text, start)[1]
     except RecursionError:
@@ -181,8 +176,6 @@ Segment = str | int
 
 
 class _Tags:
-    """Translates structural tags to Lark."""
-
     def __init__(self, described: Any, special: Mapping[int, str]) -> None:
         if not isinstance(described, dict):
             raise BadGrammar("Structural tags must be an object.")
@@ -288,8 +281,6 @@ class _Texts:
 
 
 class _Form:
-    """Translates a structural form to Lark."""
-
     def __init__(self, special: Mapping[int, str]) -> None:
         self._texts = _Texts(special)
         self._parts = 0

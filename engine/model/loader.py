@@ -1,12 +1,9 @@
-"""Loads a model directory with transformers, puts in the engine's attention, and refuses unsupported models.
-
-Runs on the thread that starts the engine. safetensors only; no remote code; no downloads.
-"""
+"""Loads a model with transformers, or refuses it: safetensors only, no remote code, no downloads."""
 
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +29,7 @@ from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
 from engine.request import ModelInfo, describe
-from engine.vision.image_encoder import check_encoder
-from engine.vision.image_processor import ImageProcessor
+from engine.vision import ImageProcessor, check_encoder
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -51,8 +47,6 @@ MAX_IMAGE_TOKENS = {"cpu": 1024, "cuda": 4096}
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """The model with the engine's attention, and its properties."""
-
     network: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
@@ -76,7 +70,13 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
     network, layers = _load_and_probe(config, hf_config, dtype, device, progress)
-    model_info = _describe(network)
+    text_config = network.config.get_text_config()
+    model_info = ModelInfo.of_folder(
+        text_config.vocab_size,
+        _context_length(text_config),
+        {"eos_token_id": getattr(text_config, "eos_token_id", None)},
+        {key: value for key, value in vars(network.generation_config).items() if value is not None},
+    )
     try:
         vocabulary = read_vocabulary(config.model, model_info.vocab_size)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _load_and_probe(
     device: torch.device,
     progress: Callable[[str], None],
 ) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
-    *others, last = load_options(hf_config, device)
+    *others, last = load_options(hf_config, device)  # a function each, so that no two are in memory
     for options in others:
         try:
             return _load_with(config, hf_config, dtype, device, options, progress)
@@ -164,13 +164,10 @@ def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: tor
     own = hf_config.get_text_config().dtype or hf_config.dtype
     if device.type == "cuda":
         return own if isinstance(own, torch.dtype) else torch.float32
-    return torch.bfloat16 if own == torch.bfloat16 and _multiplies_bfloat16() else torch.float32
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for it; without them it is slower than float32, and less precise."""
+    # On a CPU without instructions for it, bfloat16 is slower than float32, and less precise.
     features = torch.cpu.get_capabilities()
-    return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
+    is_fast = features.get("avx512_bf16") or features.get("amx_bf16")
+    return torch.bfloat16 if own == torch.bfloat16 and is_fast else torch.float32
 
 
 def _read_hf_config(config: EngineConfig) -> PretrainedConfig:
@@ -272,7 +269,6 @@ _PROBLEMS = (
 
 
 def _refuse_wrong_weights(report: Mapping[str, Any]) -> None:
-    """Raises `ModelRefused` for weights that are not those of the architecture."""
     for problem, sentence in _PROBLEMS:
         entries = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report[problem])
         if entries:
@@ -310,37 +306,6 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentio
     return [step.specs[layer] for layer in range(layers)]
 
 
-def _describe(network: PreTrainedModel) -> ModelInfo:
-    hf_config = network.config.get_text_config()
-    defaults = {k: v for k, v in vars(network.generation_config).items() if v is not None}
-    eos_ids = defaults.get("eos_token_id", getattr(hf_config, "eos_token_id", None))
-    if eos_ids is None or isinstance(eos_ids, int):
-        eos_ids = [] if eos_ids is None else [eos_ids]
-    max_new_tokens = defaults.get("max_new_tokens")
-    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
-    return ModelInfo(
-        vocab_size=hf_config.vocab_size,
-        context_length=_context_length(hf_config),
-        stop_ids=_within_vocabulary(eos_ids, hf_config.vocab_size),
-        temperature=sampled.get("temperature", 1.0),
-        top_p=sampled.get("top_p", 1.0),
-        top_k=int(sampled.get("top_k", 0)),
-        min_p=sampled.get("min_p", 0.0),
-        repetition_penalty=defaults.get("repetition_penalty", 1.0),
-        max_new_tokens=max_new_tokens if isinstance(max_new_tokens, int) and max_new_tokens > 0 else None,
-    )
-
-
-def _within_vocabulary(eos_ids: Sequence[int], vocab_size: int) -> frozenset[int]:
-    """The end tokens below `vocab_size`. Fine-tunes that add tokens to the tokenizer only may have others,
-    which cannot be sampled and would index past the logits.
-    """
-    inside = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
-    for token in sorted(set(eos_ids) - inside):
-        log.warning("the end token %d is left out: the model's vocabulary has %d tokens", token, vocab_size)
-    return inside
-
-
 def _context_length(hf_config: PretrainedConfig) -> int:
     length: int | None = getattr(hf_config, "max_position_embeddings", None)
     if length is None:
@@ -358,10 +323,7 @@ _MISLEADING = ("trust_remote_code", "http", "upgrade", "huggingface", "Hugging F
 
 
 def _say(error: Exception) -> str:
-    """The error's sentence in one line, with its type unless it has clear messages.
-
-    Advice that misleads here goes to the log instead.
-    """
+    """The error in one line, its type unless the message is clear; misleading advice is logged."""
     text = describe(error, 1000)
     if any(mark in text for mark in _MISLEADING):
         log.warning("transformers says: %s", text)

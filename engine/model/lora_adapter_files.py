@@ -1,7 +1,6 @@
-"""Reads a LoRA adapter's folder in peft's format: adapter_config.json and adapter_model.safetensors.
+"""Reads a LoRA adapter's folder in peft's format, at load time; refuses what is unsupported or does not fit.
 
-Load time. Settings and weights that are not supported, or do not fit the base model, are refused. Layer names
-are those of the base model's modules, such as `model.layers.0.self_attn.q_proj`.
+Layer names are those of the base model's modules, such as `model.layers.0.self_attn.q_proj`.
 """
 
 import json
@@ -57,8 +56,6 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """Ranks and scales of the layers that an adapter changes."""
-
     rank: int
     alpha: float
     use_rslora: bool
@@ -199,19 +196,15 @@ def _read_matrices(name: str, folder: Path) -> dict[str, dict[str, Tensor]]:
             for key in tensors.keys():  # noqa: SIM118 - it is no mapping
                 match = WEIGHT_KEY.fullmatch(key)
                 if match is None:
-                    raise ModelRefused(f"The adapter {name} has {_reason_for(key)}: {key}.")
+                    reasons = (words for part, words in UNSUPPORTED_KEYS.items() if part in key)
+                    reason = next(reasons, "weights that are not LoRA's")
+                    raise ModelRefused(f"The adapter {name} has {reason}: {key}.")
                 matrices.setdefault(match["layer"], {})[match["part"]] = tensors.get_tensor(key)
     except (OSError, SafetensorError) as error:
         raise ModelRefused(f"The {WEIGHTS_FILE} of the adapter {name} cannot be read: {error}.") from error
     if not matrices:
         raise ModelRefused(f"The {WEIGHTS_FILE} of the adapter {name} is empty.")
     return matrices
-
-
-def _reason_for(key: str) -> str:
-    return next(
-        (words for part, words in UNSUPPORTED_KEYS.items() if part in key), "weights that are not LoRA's"
-    )
 
 
 def _fit(

@@ -1,15 +1,13 @@
 """LoRA layers (`AdaptedLayer`): each request's tokens use its own adapter, in one forward pass for all.
 
-Layers that adapters change are wrapped at load time. Per layer, the matrices of all adapters are stacked, so
-that a step uses views of them, as SGMV kernels do: two products for a segment of rows, with a mask between
-them if its rows have different adapters. Masks are built once a step. Segments without an adapter are free.
+Per layer, the matrices of all adapters are stacked, so that a step uses views of them, as SGMV kernels do:
+two products for a segment of rows, with a mask between them if its rows have different adapters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,26 +23,16 @@ NO_ADAPTER = -1
 """The adapter index of the base model."""
 
 MAX_IDLE_BETWEEN = 2
-"""Up to this number of unused adapters between two used ones, one product over all of them is faster than
-two."""
+"""Up to so many unused adapters between two used ones, one product over all is faster than two."""
 
 PROBE_ROWS = 7
 
 
-class StepRows(Protocol):
-    """Adds adapter outputs to the wrapped layers' outputs in one step."""
-
-    def add(self, layer: "AdaptedLayer", hidden: Tensor, out: Tensor) -> Tensor:
-        """Adds the adapters' products with `hidden` to `out`, in place, and returns it."""
-
-
 class Adapters:
-    """The adapters of one model, by index, and the current step."""
-
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
         self.indexes: Mapping[str, int] = {name: index for index, name in enumerate(names)}
-        self.step: StepRows | None = None
+        self.step: AdapterStep | _RowProbe | None = None
         """Set before each forward pass; None computes with the base model alone."""
 
 
@@ -53,15 +41,12 @@ class Layout:
     """The rows of each adapter in a layer's stacked matrices; one object for all layers with equal ranks."""
 
     bounds: tuple[int, ...]
-    """The adapter with index `i` has the rows `bounds[i]` .. `bounds[i + 1]`; none if it does not change the
-    layer."""
+    """The adapter `i` has the rows `bounds[i]` .. `bounds[i + 1]`; none if it does not change the layer."""
     adapter_indexes: Tensor
     """`[rows]`: the index of each row's adapter."""
 
 
 class AdaptedLayer(nn.Module):
-    """A linear layer of the model with the stacked matrices of all adapters."""
-
     def __init__(self, base: nn.Module, layout: Layout, down: Tensor, up: Tensor, adapters: Adapters) -> None:
         """`down` is `[rows, inputs]`, `up` is `[rows, outputs]`."""
         super().__init__()
@@ -86,11 +71,10 @@ class AdaptedRows:
     first: int
     last: int
     mixed: bool = False
-    """The rows do not all have the same adapter."""
 
 
 class AdapterStep:
-    """Implements `StepRows` for one packed row."""
+    """Adds the adapters' products to the outputs of wrapped layers, in one packed row."""
 
     def __init__(self, rows: int, segments: Sequence[AdaptedRows], adapter_indexes: Tensor) -> None:
         """`adapter_indexes` has the index of each row's adapter, up to the last row that may be `mixed`."""
@@ -214,7 +198,7 @@ def _wrap(
 
 
 class _RowProbe:
-    """Implements `StepRows`; only counts the rows that each layer computes."""
+    """In place of a step: counts the rows that each layer computes."""
 
     def __init__(self) -> None:
         self.rows: dict[AdaptedLayer, list[int]] = {}

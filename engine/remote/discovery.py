@@ -1,9 +1,8 @@
 """`Discovery`: where the engine servers are: fixed URLs, the addresses of a DNS name, or the lines of a file.
 
-Reading and checking are pure; `watch` follows changes on the event loop. What cannot be read while the server
-runs (a name that does not resolve, a malformed file) leaves the last URLs in use. A changed file counts when
-two looks in a row have read the same: the first may have met it half-written, with servers missing at its end
-and the last line cut to another address, which would get the API key.
+What cannot be read while the server runs leaves the last URLs in use. A changed file counts when two looks in
+a row have read the same: the first may have met it half-written, with servers missing at its end and the last
+line cut to another address, which would get the API key.
 """
 
 import asyncio
@@ -30,7 +29,6 @@ RESOLVE_SECONDS = 5.0
 RESOLVE_TIMEOUT_SECONDS = 10.0
 """A resolver with several servers that are down takes longer than one interval."""
 FILE_SECONDS = 1.0
-"""Seconds between two looks at a file."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port, IPv4 or IPv6. Raises OSError."""
@@ -85,10 +83,7 @@ def read_url(text: str) -> str:
 
 
 def read_file(content: bytes) -> tuple[str, ...]:
-    """The URLs of a file: one a line; a `#` at the start of a line or after a space begins a comment.
-
-    Raises ValueError, a sentence without its full stop that names the line.
-    """
+    """The URLs of a file, one a line, with comments. Raises ValueError, a sentence that names the line."""
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the file is longer than {MAX_FILE_BYTES} bytes")
     urls: list[str] = []
@@ -96,7 +91,7 @@ def read_file(content: bytes) -> tuple[str, ...]:
         try:
             if len(line) > MAX_URL:
                 raise ValueError(f"it is longer than {MAX_URL} bytes")
-            text = _without_comment(line.decode())
+            text = f" {line.decode().strip()}".replace("\t", " ").partition(" #")[0].strip()
             urls += [read_url(text)] if text else []
         except UnicodeDecodeError:
             raise ValueError(f"line {number} is no UTF-8") from None
@@ -108,10 +103,7 @@ def read_file(content: bytes) -> tuple[str, ...]:
 
 
 def urls_of(name: DnsName, addresses: Iterable[str]) -> tuple[str, ...]:
-    """A URL for each address, sorted, so that the order of an answer changes nothing; the first `MAX_URLS`.
-
-    Raises ValueError if there is no address.
-    """
+    """A URL for each of the first `MAX_URLS` addresses, sorted. Raises ValueError if there is none."""
     # A link-local IPv6 address with its interface (%eth0) is none of a service.
     valid = sorted({address for address in addresses if _is_address(address)})
     if not valid:
@@ -121,13 +113,11 @@ def urls_of(name: DnsName, addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 class Discovery:
-    """The source of a setting's text."""
-
     def __init__(self, text: str) -> None:
         """Reads the setting, and the file if it names one. Raises ValueError if it is malformed."""
         self._source = read_source(text)
         self._urls: tuple[str, ...] = ()
-        self._warning: str | None = None
+        self._warning = ""
         self._content: bytes | None = None
         """The content of the file at the last look; None if it could not be read."""
         if isinstance(self._source, FixedUrls):
@@ -151,38 +141,34 @@ class Discovery:
         source = self._source
         if isinstance(source, FixedUrls):
             await asyncio.get_running_loop().create_future()
+            return
         while True:
             try:
-                urls = await self._read(resolve or _resolve)
+                urls = await self._read(source, resolve or _resolve)
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
-                self._warn(_sentence(error))
+                if self._warning != (warning := _sentence(error)):  # once, until another one comes
+                    self._warning = warning
+                    where = source.path if isinstance(source, UrlFile) else source.host
+                    log.warning(
+                        "engine servers: %s cannot be used: %s; the last URLs stay in use", where, warning
+                    )
             else:
-                self._warning = None
+                self._warning = ""
                 if urls != self._urls:
                     self._urls = urls
                     log.info("engine servers: %s", ", ".join(urls))
                     changed(urls)
             await wait(RESOLVE_SECONDS if isinstance(source, DnsName) else FILE_SECONDS)
 
-    async def _read(self, resolve: Resolve) -> tuple[str, ...]:
+    async def _read(self, source: DnsName | UrlFile, resolve: Resolve) -> tuple[str, ...]:
         """The URLs that count now. Raises OSError or ValueError."""
-        source = self._source
         if isinstance(source, DnsName):
             async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
                 return urls_of(source, await resolve(source.host, source.port))
-        assert isinstance(source, UrlFile)
         before, self._content = self._content, None
         # A thread, because a file of a network's file system may take long.
         self._content = await asyncio.to_thread(_content_of, source.path)
         return read_file(self._content) if self._content == before else self._urls
-
-    def _warn(self, sentence: str) -> None:
-        """Logs a sentence once, until reading succeeds or another one comes."""
-        if sentence != self._warning:
-            self._warning = sentence
-            source = self._source
-            name = source.path if isinstance(source, UrlFile) else getattr(source, "host", "")
-            log.warning("engine servers: %s cannot be used: %s; the last URLs stay in use", name, sentence)
 
 
 def _content_of(path: Path) -> bytes:
@@ -248,12 +234,6 @@ def _distinct(urls: Sequence[str], where: str) -> tuple[str, ...]:
     if len(distinct) > MAX_URLS:
         raise ValueError(f"{where} has more than {MAX_URLS} URLs")
     return distinct
-
-
-def _without_comment(line: str) -> str:
-    if line.lstrip().startswith("#"):
-        return ""
-    return line.replace("\t", " ").partition(" #")[0].strip()
 
 
 def _sentence(error: Exception) -> str:

@@ -26,10 +26,7 @@ class CallFault(Exception):
 
 
 class EngineMismatch(Exception):
-    """The server cannot be used: another model or vocabulary, or a version without what is needed.
-
-    `str()` is a sentence for the operator.
-    """
+    """The server has another model, vocabulary or version; `str()` is a sentence for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +44,7 @@ class EngineFeatures:
     max_logprobs: int
     """The most top logprobs of a token."""
     max_biases: int | None = None
-    """The most ids of `GenerateCall.logit_bias` and `banned_token_ids` together; None: all that may come, but
-    it takes no banned ids."""
+    """The most ids of `logit_bias` and `banned_token_ids` together; None: any biases, and no banned ids."""
     max_masked_ends: int | None = None
     """The most end tokens that `GenerateCall.min_tokens` holds back; None for any number."""
 
@@ -69,8 +65,7 @@ class GenerateCall:
     min_tokens: int = 0
     """Until the call has generated this many tokens, `request`'s stop ids are masked."""
     lark: str | None = None
-    """The grammar of the output, as llguidance's Lark source, that the server applies from the first token.
-    Only if `EngineFeatures.grammars`."""
+    """The output's grammar as llguidance's Lark source, if the server applies one (`EngineFeatures`)."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these ids are sampled, in place of `request.sampling.allowed_token_ids`. Such a call has
     `max_tokens=1`. They may be most of the vocabulary."""
@@ -82,18 +77,14 @@ class GenerateCall:
     """The call is not streamed; its answer has `prompt_logprobs` for tokens 1 and later of `tokens`.
     `max_tokens` is 1. Only if `EngineFeatures.prompt_logprobs`."""
     streamed: bool = True
-    """False asks for an answer with all tokens, after one in which some were missing
-    (`AnswerChunk.generated_tokens`)."""
+    """False asks for all tokens in one answer, after some were missing (`AnswerChunk.generated_tokens`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """A picture that is not yet in a prompt."""
-
     data: bytes = field(repr=False)
-    """A picture file, as `PromptImage.data`."""
+    """As `PromptImage.data`."""
     digest: bytes
-    """SHA-256 of `data`."""
     cache_salt: str
 
 
@@ -107,7 +98,6 @@ class AnswerChunk(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Logprobs of tokens 1 and later; for a `score_prompt` call only."""
     finish_reason: Literal["stop", "length", "abort"] | None = None
-    """Set in the last chunk with tokens."""
     cached_tokens: int | None = None
     """Tokens of the call that the server's prefix cache had, where it says so."""
     generated_tokens: int | None = None
@@ -120,7 +110,6 @@ class HttpRequest:
     path: str
     """Relative to the server's URL, with a leading slash."""
     body: bytes = b""
-    """JSON."""
     streamed: bool = True
     """The answer to a call is server-sent events, for `read_event`; else one body, for `read_answer`."""
     keep_alive: bool = True
@@ -135,7 +124,6 @@ class EngineDescription:
     model: str
     """The name of the model at the server, or the file that it serves."""
     context_length: int
-    """Prompt and output tokens together."""
     vocabulary: str
     """A digest of what the server says about its vocabulary, such as the text of sampled tokens."""
     adapters: tuple[str, ...] = ()
@@ -163,25 +151,18 @@ Fetch = Callable[[HttpRequest], Awaitable[tuple[int, bytes]]]
 `CallFault` if there is none, or a body above a few MiB."""
 
 
-class ExpectedModel(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedModel:
     """The model of the folder `--model`, to compare a server with."""
 
-    @property
-    def name(self) -> str | None:
-        """The model's name at the server, if the operator set one; None is the server's only model."""
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        """The bytes of each token id; empty if the folder has no tokenizer.json."""
-
-    @property
-    def special(self) -> frozenset[int]:
-        """Ids of special tokens."""
+    name: str | None = None
+    """The model's name at the server, if the operator set one; None is the server's only model."""
+    tokens: Sequence[bytes] = ()
+    """The bytes of each token id; empty if the folder has no tokenizer.json."""
+    special: frozenset[int] = frozenset()
 
 
 class ImageProtocol(Protocol):
-    """Questions to a kind of server about the pictures of prompts."""
-
     def image_request(self, image: ImageFile, model: str) -> HttpRequest:
         """Asks which tokens the server makes of a picture."""
 
@@ -193,8 +174,7 @@ class EngineProtocol(Protocol):
     """One kind of server. Stateless; any thread."""
 
     @property
-    def name(self) -> str:
-        """For sentences and logs: `vLLM`, `llama-server`."""
+    def name(self) -> str: ...
 
     @property
     def features(self) -> EngineFeatures: ...
@@ -208,9 +188,7 @@ class EngineProtocol(Protocol):
         """The questions about pictures; None if the server takes no pictures in prompts."""
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
-        """Asks the server who it is. Raises `CallFault` if it does not answer, `EngineMismatch` if it
-        cannot serve `expected`.
-        """
+        """Raises `CallFault` without an answer, `EngineMismatch` if the server cannot serve `expected`."""
 
     def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:
         """`model` is `EngineDescription.model`."""

@@ -29,7 +29,6 @@ from engine.remote.http_client import EngineClient
 from engine.remote.router import EngineServer, Router
 from engine.remote.server_answers import status_fault, sum_metrics
 from engine.request import describe
-from engine.statistics import ServerStats
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,6 @@ IMAGE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
-    """Settings of a `RemoteEngine`."""
-
     urls: str
     """The servers: a setting that `discovery` reads."""
     api_key: str | None = None
@@ -71,14 +68,22 @@ class Fleet:
     """Servers of one kind that serve the same model."""
 
     def __init__(
-        self, config: RemoteConfig, protocol: EngineProtocol, client: EngineClient, expected: ExpectedModel
+        self,
+        config: RemoteConfig,
+        protocol: EngineProtocol,
+        client: EngineClient,
+        expected: ExpectedModel,
+        *,
+        router: Router | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Raises ValueError for malformed URLs."""
+        """Raises ValueError for malformed URLs. `clock` is a monotonic one."""
         self._config = config
         self._protocol = protocol
         self._client = client
         self._expected = expected
-        self._router = Router()
+        self.router = router or Router()
+        self._clock = clock
         self._discovery = Discovery(config.urls)
         self._changed = asyncio.Event()
         """Set when a server may have become usable."""
@@ -87,37 +92,19 @@ class Fleet:
         self._first = threading.Event()
         self._mismatch: EngineMismatch | None = None
 
-    @property
-    def available(self) -> bool:
-        """Whether a server can take a call. Any thread."""
-        return self._router.available
-
-    @property
-    def trouble(self) -> str | None:
-        """Why no server can be used, in a sentence; None if one can. Any thread."""
-        return self._router.trouble()
-
-    @property
-    def stats(self) -> list[ServerStats]:
-        """Every server: where it is, its state, our calls. Any thread."""
-        return [ServerStats(server.url, server.state, len(server.calls)) for server in self._router.servers()]
-
     def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
-        """Waits until a server has been probed. Any thread but the loop's.
-
-        Raises `EngineMismatch` if one answers that cannot be used, `CallFault` if none does in time.
-        """
-        until, report = monotonic() + seconds, monotonic() + 1.0
+        """Waits for a server. Raises `EngineMismatch` for a wrong one, `CallFault` for none in time."""
+        until, report = self._clock() + seconds, self._clock() + 1.0
         while not self._first.wait(0.05):
-            now = monotonic()
+            now = self._clock()
             if self._mismatch is not None:
                 raise self._mismatch
             if now >= until:
-                raise CallFault("failed", self.trouble or "no server answers")
+                raise CallFault("failed", self.router.trouble() or "no server answers")
             if now >= report:
-                say(f"Waiting for {self._protocol.name}: {self.trouble or 'it is being asked'}")
+                say(f"Waiting for {self._protocol.name}: {self.router.trouble() or 'it is being asked'}")
                 report = now + REPORT_SECONDS
-        description = self._router.description  # the server itself may be gone again
+        description = self.router.description  # the server itself may be gone again
         assert description is not None
         return description
 
@@ -130,11 +117,14 @@ class Fleet:
             was_available = False
             while True:
                 self.report_faults()
-                if self.available != was_available:
-                    was_available = self.available
-                    self._report(was_available)
-                for server in self._router.needs_probe(monotonic()):
-                    tasks.create_task(self._probe(server))
+                if self.router.available != was_available:
+                    was_available = not was_available
+                    if was_available:
+                        log.info("engine servers answer")
+                    elif self._first.is_set():
+                        log.warning("no engine server answers: %s", self.router.trouble())
+                for server in self.router.needs_probe(self._clock()):
+                    tasks.create_task(self.probe(server))
                 await asyncio.sleep(TICK_SECONDS)
 
     def report_faults(self) -> None:
@@ -144,14 +134,8 @@ class Fleet:
             others = f" (and {len(sentences) - 1} more of its calls failed)" if len(sentences) > 1 else ""
             log.warning("engine %s: %s%s", url, sentences[0], others)
 
-    def _report(self, available: bool) -> None:
-        if available:
-            log.info("engine servers answer")
-        elif self._first.is_set():
-            log.warning("no engine server answers: %s", self.trouble)
-
     def _set_urls(self, urls: Sequence[str]) -> None:
-        self._router.set_urls(urls)
+        self.router.set_urls(urls)
         self._changed.set()
 
     async def acquire(
@@ -164,14 +148,14 @@ class Fleet:
         full server is waited for as long as it works, one that turns all calls away is not.
         """
         while True:
-            now = monotonic()
-            until = max(since, self._router.progress_at(adapter)) + self._config.outage_seconds
-            server = self._router.choose(digests, adapter, now, avoid)
+            now = self._clock()
+            until = max(since, self.router.progress_at(adapter)) + self._config.outage_seconds
+            server = self.router.choose(digests, adapter, now, avoid)
             if server is not None and (now < until or server.url not in avoid):
-                self._router.begin(server, call_id, digests)
+                self.router.begin(server, call_id, digests)
                 return server
             if now >= until:
-                raise CallFault("failed", self.trouble or "no server takes the request")
+                raise CallFault("failed", self.router.trouble() or "no server takes the request")
             self._changed.clear()
             # Not `wait_for`, which on Python 3.11 loses a cancellation that comes together with the event.
             with suppress(TimeoutError):
@@ -179,11 +163,11 @@ class Fleet:
                     await self._changed.wait()
 
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
-        """Asks a server for the tokens that it makes of a picture. Raises `CallFault`."""
+        """The tokens that a server makes of a picture. Raises `CallFault`."""
         assert self._protocol.images is not None
-        server = self._router.choose((), "", monotonic())
+        server = self.router.choose((), "", self._clock())
         if server is None or server.description is None:
-            raise CallFault("overloaded", self.trouble or "every server is busy")
+            raise CallFault("overloaded", self.router.trouble() or "every server is busy")
         make, model = self._protocol.images.image_request, server.description.model
         request = await asyncio.to_thread(make, image, model)  # takes 0.2 s for the largest
         status, body = await self._client.fetch(server.url, request, IMAGE_SECONDS)
@@ -193,7 +177,7 @@ class Fleet:
 
     def release(self, server: EngineServer, call_id: str, fault: CallFault | None) -> None:
         """The call has ended. One that failed may go on at its server, until that answers a probe."""
-        self._router.end(server, call_id, fault, monotonic())
+        self.router.end(server, call_id, fault, self._clock())
         if fault is not None and fault.kind == "failed":
             self._faults.setdefault(server.url, []).append(str(fault))
             _abandon(server, [call_id])
@@ -202,14 +186,12 @@ class Fleet:
     async def end_former_calls(self, call_ids: Sequence[str]) -> None:
         """Ends calls of these ids at every server, as another process may have left them there."""
         request = self._protocol.abort_request(call_ids)
-        servers = [server for server in self._router.servers() if server.description is not None]
+        servers = [server for server in self.router.servers() if server.description is not None]
         if request is not None:
             await asyncio.gather(*(self._end_calls(server, call_ids, request) for server in servers))
 
     async def _end_calls(self, server: EngineServer, call_ids: Sequence[str], request: HttpRequest) -> None:
-        """Tries twice, since the first try may be on an idle connection that the network has lost; then it is
-        left to the next probe.
-        """
+        """Tries twice: the first may be on a lost idle connection. Then it is left to the next probe."""
         for _ in range(2):
             with suppress(CallFault, TimeoutError):
                 async with asyncio.timeout(ABORT_SECONDS / 2):
@@ -217,35 +199,35 @@ class Fleet:
                 return
         _abandon(server, call_ids)
 
-    async def _probe(self, server: EngineServer) -> None:
+    async def probe(self, server: EngineServer) -> None:
+        """Asks a server what it serves, ends what it was left with, and tells the router."""
         fetch = partial(self._client.fetch, server.url)
         try:
             description = await self._protocol.probe(fetch, self._expected)
             requests = await self._read_load(fetch)
             await self._end_abandoned(server)  # before the server gets new calls
-            self._router.probed(server, description, requests, monotonic())
+            self.router.probed(server, description, requests, self._clock())
         except CallFault as fault:
-            self._router.probe_failed(server, fault, monotonic())
+            self.router.probe_failed(server, fault, self._clock())
             return
         except EngineMismatch as mismatch:
             if not self._first.is_set():
                 self._mismatch = EngineMismatch(f"{server.url}: {mismatch}")
-            self._router.probe_failed(server, mismatch, monotonic())
+            self.router.probe_failed(server, mismatch, self._clock())
             log.error("engine %s is not used: %s", server.url, mismatch)
             return
         except Exception as error:
             log.exception("the probe of %s cannot be handled", server.url)
-            self._router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
+            self.router.probe_failed(server, CallFault("failed", describe(error)), self._clock())
             return
-        if self._router.available:
+        if self.router.available:
             self._first.set()
             self._changed.set()
 
     async def _read_load(self, fetch: Fetch) -> int | None:
         """The number of requests that run or wait at a server; None if it does not say.
 
-        No answer is no fault: llama-server answers between two batches only, each of which may take minutes
-        without a GPU.
+        No answer is no fault: llama-server answers between two batches only, which may take minutes.
         """
         try:
             status, body = await fetch(HttpRequest("GET", "/metrics"))

@@ -19,28 +19,23 @@ server's generator starts anew with each call.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
-from engine.remote.output_restriction import (
-    Biases,
-    OutputRestriction,
-    logit_biases,
-    restriction_of,
-    token_bits,
-)
 from engine.request import (
-    CancelReason,
     Failed,
     FailureCode,
     Finished,
     FinishReason,
     Outbound,
     PromptLogprobs,
+    SamplingParams,
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules, has_rules
+from engine.sampling.token_masks import TokenMasks, has_rules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -52,35 +47,28 @@ UNSTREAMED_TOKENS = 16
 """Tokens of a call that is not streamed: text in which servers miss a token often comes in such parts."""
 SEED_BITS = 63
 """Size of the seeds of calls: servers take signed numbers of 64 bits."""
+MAX_BIAS = 100.0
+
+Biases = tuple[tuple[int, float], ...]
+"""(token id, bias) pairs, ids ascending."""
 
 
-class LocalMasks:
-    """Masks of the tokens that may come next, computed here."""
+@dataclass(frozen=True, slots=True)
+class OutputRestriction:
+    """Only `allowed` may come, or, where that is None, all but `banned`: the shorter list is named."""
 
-    def __init__(self, matchers: GrammarMatchers, rules: SamplingRules) -> None:
-        self._matchers = matchers
-        self._rules = rules
+    allowed: tuple[int, ...] | None = None
+    banned: tuple[int, ...] = ()
 
-    def of(self, sequence: TokenSequence) -> bytes | None:
-        """The mask for the next token; None if any may come. Raises ValueError if none may."""
-        masks: Masks | None = self._matchers.masks([sequence])
-        masks = self._rules.restrict([sequence], masks)
-        if masks is None:
-            return None
-        if masks.failed:
-            raise ValueError(next(iter(masks.failed.values())))
-        return masks.of.get(0)
-
-    def allows(self, sequence: TokenSequence, token_id: int) -> bool:
-        """Whether the grammar of the request allows this token next."""
-        return self._matchers.allows(sequence, token_id)
+    def permits(self, token_id: int) -> bool:
+        return token_id in self.allowed if self.allowed is not None else token_id not in self.banned
 
 
 class Generation:
     """The state of one request; `next_call`, then `receive` for each chunk and `end_call`, until `done`."""
 
     def __init__(
-        self, sequence: TokenSequence, features: EngineFeatures, masks: LocalMasks, vocab_size: int
+        self, sequence: TokenSequence, features: EngineFeatures, masks: TokenMasks, vocab_size: int
     ) -> None:
         self.sequence = sequence
         self.messages: list[Outbound] = []
@@ -102,9 +90,7 @@ class Generation:
         """The last sampled token may not come; the next call is restricted."""
         self._mask: bytes | None = None
         self._mask_at = -1
-        """Length of the tokens that `_mask` is for."""
         self._scoring = False
-        """The current call scores the prompt."""
         self._ended: FinishReason | None = None
         """The output is complete; the end of the answer, with its usage, is awaited."""
         self._length_at_call = 0
@@ -123,7 +109,7 @@ class Generation:
     def next_call(self) -> GenerateCall | None:
         """The next call; None if the request has ended, perhaps by tokens that only one choice allowed."""
         if self._ended is not None:  # the server was lost before it had sent the usage
-            self._finish(self._ended)
+            self.finish(self._ended)
             return None
         self.call_over = False
         self._scoring = bool(self.sequence.pending_prompt_logprobs)
@@ -138,15 +124,10 @@ class Generation:
         return self._scoring_call() if self._scoring else self._sampling_call()
 
     def _scoring_call(self) -> GenerateCall:
-        request = self.sequence.request
+        request, call_id = self.sequence.request, self._next_call_id()
         prompt = request.prompt[: len(request.prompt) - request.output_offset]
         return GenerateCall(
-            call_id=self._next_call_id(),
-            request=request,
-            tokens=prompt,
-            max_tokens=1,
-            seed=0,
-            score_prompt=True,
+            call_id=call_id, request=request, tokens=prompt, max_tokens=1, seed=0, score_prompt=True
         )
 
     def _sampling_call(self) -> GenerateCall:
@@ -206,11 +187,20 @@ class Generation:
         if chunk.cached_tokens is not None and is_first_call:  # later ones find what this request computed
             sequence.cached = max(0, min(chunk.cached_tokens, len(sequence.request.prompt)))
         if self._scoring:
-            self._receive_prompt_logprobs(chunk.prompt_logprobs)
+            pending, logprobs = sequence.pending_prompt_logprobs, tuple(chunk.prompt_logprobs)
+            if len(logprobs) != len(pending):
+                raise CallFault(
+                    "failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}"
+                )
+            self._check_ids(logprobs)
+            sequence.num_prompt_logprobs_sent = pending.stop
+            self.messages.append(PromptLogprobs(sequence.request.request_id, pending.start, logprobs))
             return
-        if chunk.generated_tokens is not None and self._ended is None and self._misses_token(chunk):
-            self._missed_token = self.call_over = True
-            return
+        if chunk.generated_tokens is not None and self._ended is None:
+            generated = len(sequence.tokens) + len(chunk.token_ids) - self._length_at_call
+            if generated < chunk.generated_tokens:
+                self._missed_token = self.call_over = True
+                return
         if chunk.token_ids and self._ended is None:
             self._receive_tokens(chunk)
         if chunk.finish_reason == "abort" and self._ended is None:
@@ -219,27 +209,16 @@ class Generation:
             self.call_over = True
 
     def end_call(self) -> None:
-        """The answer is complete. The request ends, or the next call continues it.
-
-        Raises `CallFault` after too many calls without a token.
-        """
+        """The request ends or goes on. Raises `CallFault` after too many calls without a token."""
         self.call_over = True
         if self._ended is not None:
-            self._finish(self._ended)
+            self.finish(self._ended)
         elif len(self.sequence.tokens) == self._length_at_call and not self._scoring:
             self._barren_calls += 1
             if self._barren_calls > MAX_BARREN_CALLS:
                 raise CallFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
         else:
             self._barren_calls = 0
-
-    def _misses_token(self, chunk: AnswerChunk) -> bool:
-        """Whether the server has generated more tokens than it has sent."""
-        if chunk.generated_tokens is None:
-            return False
-        return (
-            len(self.sequence.tokens) + len(chunk.token_ids) < self._length_at_call + chunk.generated_tokens
-        )
 
     def _receive_tokens(self, chunk: AnswerChunk) -> None:
         sequence = self.sequence
@@ -256,7 +235,7 @@ class Generation:
                 break
         self._emit(begin, chunk.logprobs)
         if self._ended is not None and chunk.finish_reason is None:
-            self._finish(self._ended)  # the server would go on
+            self.finish(self._ended)  # the server would go on
             self.call_over = True
 
     def _check_chunk(self, chunk: AnswerChunk) -> None:
@@ -270,14 +249,6 @@ class Generation:
     def _check_ids(self, logprobs: Sequence[TokenLogprobs]) -> None:
         if any(not 0 <= token_id < self._vocab_size for table in logprobs for token_id, _ in table.top):
             raise CallFault("failed", "its answer has logprobs of a token that is not in the vocabulary")
-
-    def _receive_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        pending = self.sequence.pending_prompt_logprobs
-        if len(logprobs) != len(pending):
-            raise CallFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
-        self._check_ids(logprobs)
-        self.sequence.num_prompt_logprobs_sent = pending.stop
-        self.messages.append(PromptLogprobs(self.sequence.request.request_id, pending.start, tuple(logprobs)))
 
     # Tokens
 
@@ -304,10 +275,9 @@ class Generation:
         self._rejected = False
         self._emit(begin, None)
         if self._ended is not None:
-            self._finish(self._ended)
+            self.finish(self._ended)
 
     def _only_token(self) -> int | None:
-        """The only token that may come; None if there are several."""
         mask = self._current_mask()
         bits = 0 if mask is None else token_bits(mask, self._vocab_size)
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
@@ -336,7 +306,7 @@ class Generation:
             return True
         request = self.sequence.request
         if request.grammar is not None and not has_rules(request):
-            return self._masks.allows(self.sequence, token_id)
+            return self._masks.grammars.allows(self.sequence, token_id)
         if not self._checks_tokens():
             return True
         mask = self._current_mask()
@@ -346,10 +316,10 @@ class Generation:
         """The mask of the next token, computed once. Raises `CallFault` if no token may come."""
         length = len(self.sequence.tokens)
         if self._mask_at != length:
-            try:
-                self._mask = self._masks.of(self.sequence)
-            except ValueError as error:
-                raise CallFault("refused", str(error)) from error
+            masks = self._masks.of([self.sequence])
+            if masks is not None and masks.failed:
+                raise CallFault("refused", next(iter(masks.failed.values())))
+            self._mask = None if masks is None else masks.of.get(0)
             self._mask_at = length
         return self._mask
 
@@ -377,14 +347,9 @@ class Generation:
     # Ends
 
     def fail(self, code: FailureCode, message: str) -> None:
-        """Ends the request with `Failed`."""
         self._end(Failed(self.sequence.request.request_id, code, message, self.sequence.usage))
 
-    def cancel(self, reason: CancelReason = "cancelled") -> None:
-        """Ends the request with `Finished`."""
-        self._finish(reason)
-
-    def _finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason = "cancelled") -> None:
         sequence = self.sequence
         self._end(Finished(sequence.request.request_id, reason, sequence.usage))
 
@@ -397,3 +362,53 @@ class Generation:
 def call_ids(request_id: str) -> list[str]:
     """All ids that calls of a request may have at a server."""
     return [f"{request_id}-{number}" for number in range(CALL_IDS)]
+
+
+def restriction_of(
+    mask: bytes, never: Iterable[int], vocab_size: int, *, most_allowed: int, most_banned: int
+) -> OutputRestriction:
+    """The restriction to the tokens of a mask, of which those in `never` may not come either.
+
+    Names at most `most_allowed` allowed tokens, else at most `most_banned` banned ones; where both are more,
+    all allowed ones. Raises ValueError if no token may come.
+    """
+    allowed = token_bits(mask, vocab_size)
+    for token_id in never:
+        allowed &= ~(1 << token_id)
+    count = allowed.bit_count()
+    if not count:
+        raise ValueError("No token may come here.")
+    if count > most_allowed and vocab_size - count <= most_banned:
+        return OutputRestriction(banned=_ids(~allowed & ((1 << vocab_size) - 1)))
+    return OutputRestriction(allowed=_ids(allowed))
+
+
+def token_bits(mask: bytes, vocab_size: int) -> int:
+    """The mask as a number: bit n is set if token n may come. Bits after the vocabulary are cut."""
+    return int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
+
+
+def _ids(bits: int) -> tuple[int, ...]:
+    data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    return tuple(
+        8 * index + bit for index, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1
+    )
+
+
+def logit_biases(sampling: SamplingParams, earlier: Sequence[int], most: int | None) -> Biases:
+    """The biases of a call that continues `earlier` output, which its server takes for prompt.
+
+    A token of it that comes again in this call has its presence penalty twice. Of more than `most` biases the
+    smallest penalties are left out, and then the request's own with the highest ids.
+    """
+    biases = dict(sampling.logit_bias)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        for token_id, count in Counter(earlier).items():
+            penalty = sampling.presence_penalty + sampling.frequency_penalty * count
+            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, biases.get(token_id, 0.0) - penalty))
+    own = {token_id for token_id, _ in sampling.logit_bias}
+    by_weight = sorted(
+        biases.items(),
+        key=lambda pair: (pair[0] not in own, 0.0 if pair[0] in own else -abs(pair[1]), pair[0]),
+    )
+    return tuple(sorted(by_weight[:most]))

@@ -1,7 +1,7 @@
 """`EngineClient`: sends calls to engine servers with aiohttp and reads their answers, on the event loop.
 
 All that a server sends has a bound: in bytes, for an event and for an answer that is not streamed, and in
-seconds of silence (`silence_timeout`). Redirects and compressed bodies are refused: no engine sends them.
+seconds of silence. Redirects and compressed bodies are refused: no engine sends them.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import aiohttp
 
-from engine.remote.answer_reader import AnswerReader
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineProtocol, GenerateCall, HttpRequest
 from engine.remote.router import EngineServer
 from engine.remote.server_answers import status_fault
-from engine.remote.silence_timeout import SilenceTimeout
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
@@ -33,10 +32,183 @@ PROBE_SECONDS = 5.0
 """Seconds for the whole answer to a probe, an abort, or a question for the load."""
 PROBE_BYTES = 4 * 2**20
 """/metrics of a server with many adapters has some hundred KiB."""
+EVENT_BYTES = 4 * 2**20
+"""One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
+TOKENS_PER_CHUNK = 4096
+"""More tokens in one event than this are no answer of an engine."""
 ERROR_BYTES = 16 * 2**10
 """The most that is read of an error's body."""
 BYTES_PER_LOGPROB = 160
 """Bound for prompt logprobs in an answer that is not streamed; vLLM takes about 80."""
+
+
+class SilenceTimeout:
+    """Ends one call, whatever it waits for: a connection, a head, a part of an answer. On the event loop.
+
+    A server sends nothing for a call that waits in its queue, for as long as others take. So for a call that
+    has not begun the chunks of its server's other calls count, too. Comments count for none: llama-server
+    sends them beside a computation, whether that goes on or not.
+    """
+
+    def __init__(self, server: EngineServer, seconds: float, *, paused: bool = False) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._paused = paused
+        self._begun = False
+        self._heard_at = monotonic()
+        self._timeout = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Encloses the whole call. Raises `CallFault` if it is silent for too long."""
+        try:
+            async with self._timeout:
+                self.check()
+                yield
+        except TimeoutError:
+            if self._timeout.expired():
+                message = f"it does not answer (silence of {self._seconds:g} s)"
+                raise CallFault("failed", message) from None
+            raise
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def hear(self) -> None:
+        self._begun = True
+        self._heard_at = self._server.chunk_at = monotonic()
+
+    def set_paused(self, paused: bool) -> None:
+        """While paused, nothing is read, so that silence means nothing."""
+        self._paused = paused
+        self._heard_at = monotonic()
+
+    def check(self) -> None:
+        """Ends the call if it has been silent for too long; else checks again when that may be so."""
+        now = monotonic()
+        if self._paused:
+            self._heard_at = now
+        silent_since = self._heard_at if self._begun else max(self._heard_at, self._server.chunk_at)
+        left = silent_since + self._seconds - now
+        loop = asyncio.get_running_loop()
+        if left > 0:
+            self._timer = loop.call_later(left, self.check)
+        else:
+            self._timeout.reschedule(loop.time())
+
+
+class AnswerReader(asyncio.Protocol):
+    """Reads one streamed answer, whose head has been received, in its connection's callbacks.
+
+    It stands between the transport and aiohttp's protocol, which parses HTTP, and takes the body out of
+    aiohttp's stream as soon as it is there: waking a task for each token costs more than reading the token.
+    """
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        read_event: Callable[[bytes], AnswerChunk | None],
+        receive: Callable[[AnswerChunk], bool],
+        silence: SilenceTimeout,
+    ) -> None:
+        """`receive` returns whether more is wanted; errors of it and of `read_event` end the reading."""
+        self.paused = False
+        """While set, nothing is read, so that TCP slows the server down; then `take` has to be called."""
+        self._response = response
+        self._content = response.content
+        self._read_event = read_event
+        self._receive = receive
+        self._silence = silence
+        self._begun_event = b""
+        self._barren_bytes = 0
+        self._ended = asyncio.Event()
+        self._error: BaseException | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser: asyncio.Protocol = self
+
+    async def read(self) -> None:
+        """Reads to the end, or until no more is wanted. Raises `CallFault`, or what aiohttp raises."""
+        self._begin()
+        try:
+            self.take()
+            await self._ended.wait()
+        finally:
+            self._give_back()
+        if self._error is not None:
+            raise self._error
+
+    def _begin(self) -> None:
+        connection = self._response.connection
+        if connection is None or connection.protocol is None or connection.transport is None:
+            return  # the whole answer is there, or the connection is lost
+        self._parser, self._transport = connection.protocol, connection.transport
+        self._transport.set_protocol(self)
+
+    def _give_back(self) -> None:
+        """Leaves the connection to aiohttp, which may use it for another call."""
+        if self._transport is not None:
+            self._transport.set_protocol(self._parser)
+            self._transport = None
+
+    # The transport's callbacks
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.data_received(data)
+        self.take()
+
+    def eof_received(self) -> bool | None:
+        return self._parser.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._parser.connection_lost(exc)
+        self._transport = None
+        self.paused = False
+        self.take()
+        self._end(aiohttp.ClientConnectionError("the connection was closed"))
+
+    def pause_writing(self) -> None:
+        self._parser.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._parser.resume_writing()
+
+    # Events
+
+    def take(self) -> None:
+        content = self._content
+        try:
+            # More than once after a long pause: taking bytes lets aiohttp parse those that it has held back.
+            while not (self.paused or self._ended.is_set()) and (part := content.read_nowait()):
+                self._take_part(part)
+            if content.is_eof():
+                self._give_back()
+                if content.at_eof():
+                    self._end()
+        except Exception as error:  # noqa: BLE001 - `read` raises it
+            self._end(error)
+
+    def _take_part(self, part: bytes) -> None:
+        *events, self._begun_event = (self._begun_event + part).split(b"\n\n")
+        self._barren_bytes += len(part)
+        for event in events:
+            chunk = self._read_event(event[5:].strip()) if event.startswith(b"data:") else None
+            if chunk is None:
+                continue
+            if len(chunk.token_ids) > TOKENS_PER_CHUNK:
+                raise CallFault("failed", f"one event has {len(chunk.token_ids)} tokens")
+            self._barren_bytes = len(self._begun_event)
+            self._silence.hear()
+            if not self._receive(chunk):
+                self._end()
+                return
+        if self._barren_bytes > EVENT_BYTES:
+            raise CallFault("failed", f"it sent more than {EVENT_BYTES} bytes without a token")
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
 
 
 class EngineClient:
@@ -49,6 +221,7 @@ class EngineClient:
         ca_file: Path | None,
         silence_timeout: float,
         trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         """`silence_timeout` is in seconds, as `SilenceTimeout` counts them."""
         self._protocol = protocol
@@ -58,17 +231,18 @@ class EngineClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._tls = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         self._silence_timeout = silence_timeout
+        self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
-        """The timeout of each call that runs."""
+        """Of each call that runs."""
         self._readers: set[AnswerReader] = set()
-        """The reader of each answer that arrives."""
+        """Of each answer that arrives."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0, ssl=self._tls, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=_make_socket
+                limit=0, ssl=self._tls, keepalive_timeout=self._keep_alive, socket_factory=_make_socket
             ),
             headers=self._headers,
             auto_decompress=False,
@@ -98,15 +272,11 @@ class EngineClient:
             return response.status, await _read(response, PROBE_BYTES)
 
     async def generate(
-        self,
-        server: EngineServer,
-        call: GenerateCall,
-        receive: Callable[[AnswerChunk], bool],
+        self, server: EngineServer, call: GenerateCall, receive: Callable[[AnswerChunk], bool]
     ) -> None:
         """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 
-        `server` has been probed. Leaving the call early closes the connection. Raises `CallFault`, and what
-        `receive` raises.
+        `server` has been probed. Leaving closes the connection. Raises `CallFault`, and as `receive` does.
         """
         assert server.description is not None
         url, model = server.url, server.description.model
@@ -206,10 +376,7 @@ async def _read(
     cut: bool = False,
     heard: Callable[[], None] = lambda: None,
 ) -> bytes:
-    """The body, of at most `limit` bytes. Raises `CallFault` for a longer one, unless `cut`.
-
-    `heard` is called for each part of it.
-    """
+    """The body; `heard` is called for each part. Raises `CallFault` beyond `limit` bytes, unless `cut`."""
     body = bytearray()
     while part := await response.content.readany():
         heard()

@@ -37,11 +37,14 @@ from engine.remote.engine_protocol import (
 )
 from engine.remote.server_answers import (
     PROBED_TOKENS,
+    UNREADABLE,
+    ServerError,
     comparable_tokens,
-    fault_kind,
-    refuse_other_text,
+    decode_probe,
+    likeliest,
+    not_understood,
     status_fault,
-    text_digest,
+    vocabulary_digest,
 )
 from engine.request import MAX_ALLOWED_TOKENS, SamplingParams, TokenLogprobs, one_line
 
@@ -55,8 +58,7 @@ ALLOWED_BIAS = 1000.0
 RANDOM_SEED = 2**32 - 1
 """Asks the server for a seed of its own; seeds have 32 bits."""
 NO_PARSER = '{"parsers":[{"type":"epsilon"}],"rules":{},"root":0}'
-"""A parser that reads nothing. The server parses all text so far for each token, and fails the call where it
-is no UTF-8."""
+"""A parser that reads nothing. The server parses the text for each token; what is no UTF-8 fails the call."""
 ANSWER_FIELDS = ("stop", "tokens", "tokens_predicted", "stop_type", "timings", "completion_probabilities")
 
 
@@ -83,11 +85,6 @@ class _Progress(msgspec.Struct):
     cache: _Count
 
 
-class _Error(msgspec.Struct):
-    code: int = 500
-    message: str = ""
-
-
 class _Event(msgspec.Struct):
     stop: bool | None = None
     tokens: list[_Count] = []
@@ -96,7 +93,7 @@ class _Event(msgspec.Struct):
     stop_type: str = ""
     timings: _Timings | None = None
     prompt_progress: _Progress | None = None
-    error: _Error | None = None
+    error: ServerError | None = None
 
 
 class _Settings(msgspec.Struct):
@@ -129,6 +126,9 @@ class _Text(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
+_PROPERTIES = msgspec.json.Decoder(_Properties)
+_MODELS = msgspec.json.Decoder(_Models)
+_TEXT = msgspec.json.Decoder(_Text)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {"eos": "stop", "limit": "length", "word": "stop"}
 
 
@@ -153,15 +153,16 @@ class LlamaProtocol:
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Does not wait for a slot of the server."""
-        properties = await _ask(fetch, HttpRequest("GET", "/props"), _Properties)
-        build = _build_number(properties.build_info)
-        if build and build < OLDEST_BUILD:
+        properties = await _ask(fetch, HttpRequest("GET", "/props"), _PROPERTIES)
+        number = properties.build_info.partition("-")[0].removeprefix("b")  # of `b10760-1a2b3c4`
+        build = int(number) if number.isdecimal() and len(number) < 10 else 0
+        if 0 < build < OLDEST_BUILD:  # 0: the build does not know its number
             raise EngineMismatch(f"it is llama.cpp b{build}; b{OLDEST_BUILD} is the oldest that is served")
         file = PurePath(properties.model_path).name
         name = properties.model_alias or file
         if expected.name not in (None, name, file):
             raise EngineMismatch(f"it serves {one_line(name, 200)}, not {expected.name}")
-        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _Models)
+        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _MODELS)
         meta = models.data[0].meta
         return EngineDescription(
             version=one_line(properties.build_info, 60),
@@ -295,18 +296,16 @@ def _counts_tokens(sampling: SamplingParams) -> bool:
 def _decode_event(data: bytes) -> _Event:
     try:
         event = _EVENT.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
+    except UNREADABLE as error:
+        raise not_understood(error) from error
     if event.error is not None:
-        code = event.error.code
-        raise CallFault(fault_kind(code), f"it answered {code}: {one_line(event.error.message)}")
+        raise event.error.fault()
     if event.stop is None:
         raise CallFault("failed", "its answer is not understood: it has neither tokens nor an error")
     return event
 
 
 def _chunk(event: _Event, call: GenerateCall) -> AnswerChunk:
-    """Tokens of an event, or of a whole answer."""
     if len(event.tokens) > call.max_tokens:
         raise CallFault("failed", f"its answer has {len(event.tokens)} tokens")
     token_ids, finish = tuple(event.tokens), None
@@ -340,9 +339,8 @@ def _align(token_ids: Sequence[int], tables: Sequence[_TokenLogprob], count: int
 
 
 def _logprobs(table: _TokenLogprob, count: int) -> TokenLogprobs:
-    pairs = [(top.id, _logprob(top.logprob)) for top in table.top_logprobs]
-    top = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
-    return TokenLogprobs(_logprob(table.logprob), tuple(top))
+    pairs = ((top.id, _logprob(top.logprob)) for top in table.top_logprobs)
+    return TokenLogprobs(_logprob(table.logprob), likeliest(pairs, count))
 
 
 def _logprob(value: float | None) -> float:
@@ -352,17 +350,14 @@ def _logprob(value: float | None) -> float:
 # The probe
 
 
-async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
+async def _ask(fetch: Fetch, request: HttpRequest, decoder: msgspec.json.Decoder[_T]) -> _T:
     """The server's answer. Raises `CallFault` or `EngineMismatch`."""
     status, body = await fetch(request)
     if status == 404:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
         raise status_fault(status, body, request.path)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineMismatch(f"its answer to {request.path} is not llama-server's") from error
+    return decode_probe(body, decoder, request.path, "llama-server")
 
 
 def _origin(path: str, meta: _ModelMeta) -> str:
@@ -370,12 +365,6 @@ def _origin(path: str, meta: _ModelMeta) -> str:
     sizes = [f"{meta.n_params} parameters"] if meta.n_params is not None else []
     sizes += [f"{meta.size} bytes"] if meta.size is not None else []
     return one_line(" with ".join(part for part in (path, " in ".join(sizes)) if part), 1000)
-
-
-def _build_number(info: str) -> int:
-    """10760 for `b10760-1a2b3c4`; 0 for a build that does not know its number."""
-    number = info.partition("-")[0].removeprefix("b")
-    return int(number) if number.isdecimal() and len(number) < 10 else 0
 
 
 async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) -> str:
@@ -386,6 +375,5 @@ async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) 
     token_ids = comparable_tokens(expected)
     asked = token_ids or list(range(min(size, PROBED_TOKENS)))
     request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
-    text = (await _ask(fetch, request, _Text)).content
-    refuse_other_text(text, token_ids, expected)
-    return text_digest(f"{size}:{text}")
+    text = (await _ask(fetch, request, _TEXT)).content
+    return vocabulary_digest(text, token_ids, expected, f"{size}:")

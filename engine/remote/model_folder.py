@@ -1,13 +1,14 @@
 """`read_model_folder`: vocabulary and sampling defaults of a model folder, without weights, without torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.config import ModelRefused
-from engine.request import ModelInfo
+from engine.remote.engine_protocol import ExpectedModel
+from engine.request import ModelInfo, is_count
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -18,23 +19,12 @@ IMAGE_FAMILIES = frozenset({
 """The `model_type`s whose chat templates write one token for a picture, which their processors repeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """The model of a folder, which a server runs; implements `remote.engine_protocol.ExpectedModel`."""
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder(ExpectedModel):
     model_info: ModelInfo
     """The facts of the folder; `context_length` is 0, because the server's counts."""
     vocabulary: Vocabulary | None
     """None without a tokenizer.json, or if its tokens have no bytes of their own."""
-    name: str | None = None
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        return self.vocabulary.tokens if self.vocabulary else ()
-
-    @property
-    def special(self) -> frozenset[int]:
-        return self.vocabulary.special if self.vocabulary else frozenset()
 
 
 def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
@@ -45,44 +35,29 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
     text_config = config.get("text_config")
     text = {**config, **text_config} if isinstance(text_config, dict) else config
     vocab_size = text.get("vocab_size")
-    if not _is_count(vocab_size) or not vocab_size:
+    if not is_count(vocab_size) or not vocab_size:
         raise ModelRefused("its config.json has no vocab_size.")
     defaults = _read_json(folder / "generation_config.json") or {}
     try:
         vocabulary = read_vocabulary(folder, vocab_size)
     except ValueError:
         vocabulary = None  # tokens without bytes of their own: no stop strings, grammars and logprobs
-    model_info = _model_info(text, defaults, vocab_size)
+    model_info = ModelInfo.of_folder(vocab_size, 0, text, defaults)
     token_id = _image_token_id(config)
     if vocabulary is not None and token_id in vocabulary.special:
         model_info = replace(
             model_info, image_token_id=token_id, image_placeholder=vocabulary.piece(token_id)
         )
-    return ModelFolder(model_info, vocabulary, name)
+    known = Vocabulary(()) if vocabulary is None else vocabulary
+    return ModelFolder(
+        name=name, tokens=known.tokens, special=known.special, model_info=model_info, vocabulary=vocabulary
+    )
 
 
 def _image_token_id(config: Mapping[str, Any]) -> int | None:
     """The token that stands for a picture; None for models of other families than `IMAGE_FAMILIES`."""
     token_id = config.get("image_token_id", config.get("image_token_index"))
-    return token_id if config.get("model_type") in IMAGE_FAMILIES and _is_count(token_id) else None
-
-
-def _model_info(text: Mapping[str, Any], defaults: Mapping[str, Any], vocab_size: int) -> ModelInfo:
-    eos = defaults.get("eos_token_id", text.get("eos_token_id"))
-    eos_ids = eos if isinstance(eos, list) else [eos]
-    max_new_tokens = defaults.get("max_new_tokens")
-    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
-    return ModelInfo(
-        vocab_size=vocab_size,
-        context_length=0,
-        stop_ids=frozenset(eos_id for eos_id in eos_ids if _is_count(eos_id) and eos_id < vocab_size),
-        temperature=_number(sampled, "temperature", 1.0),
-        top_p=_number(sampled, "top_p", 1.0),
-        top_k=int(_number(sampled, "top_k", 0)),
-        min_p=_number(sampled, "min_p", 0.0),
-        repetition_penalty=_number(defaults, "repetition_penalty", 1.0),
-        max_new_tokens=max_new_tokens if _is_count(max_new_tokens) and max_new_tokens else None,
-    )
+    return token_id if config.get("model_type") in IMAGE_FAMILIES and is_count(token_id) else None
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
@@ -98,12 +73,3 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ModelRefused(f"its {file.name} is not a JSON object.")
     return content
-
-
-def _number(values: Mapping[str, Any], key: str, default: float) -> float:
-    value = values.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -17,7 +17,6 @@ from engine.front.request_registry import RequestRegistry
 from engine.grammar.compiler import GrammarCompiler
 from engine.remote.engine_protocol import CallFault, EngineProtocol, ImageFile
 from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
-from engine.remote.generation import LocalMasks
 from engine.remote.http_client import EngineClient
 from engine.remote.model_folder import ModelFolder
 from engine.remote.request_loop import RemoteMetrics, RequestLoop
@@ -30,7 +29,7 @@ from engine.request import (
     RequestRefused,
     describe,
 )
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.statistics import Stats
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,9 @@ class RemoteEngine(EngineFront):
         folder: ModelFolder,
         deliver: Deliver,
         on_dead: OnEngineDeath = lambda _why: None,
+        image_answer_seconds: float = IMAGE_ANSWER_SECONDS,
     ) -> None:
+        self._image_answer_seconds = image_answer_seconds
         self._config = config
         self._features = protocol.features
         self._on_dead = on_dead
@@ -84,7 +85,7 @@ class RemoteEngine(EngineFront):
             self._fleet,
             self._client,
             protocol.features,
-            LocalMasks(GrammarMatchers(grammars), SamplingRules(vocab_size)),
+            TokenMasks(grammars, vocab_size),
             vocab_size,
             config.max_running,
             self._beam_requests.deliver,
@@ -94,10 +95,7 @@ class RemoteEngine(EngineFront):
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
-        """Starts the thread and waits until a server can be used.
-
-        Raises `EngineMismatch`, or `CallFault` if none answers in time.
-        """
+        """Waits for a usable server. Raises `EngineMismatch`, or `CallFault` if none answers in time."""
         self._thread.start()
         try:
             description = self._fleet.wait_for_first(self._config.start_seconds, say)
@@ -132,7 +130,7 @@ class RemoteEngine(EngineFront):
         question = self._fleet.image_tokens(image)
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self._loop)
-            return answer.result(IMAGE_ANSWER_SECONDS)
+            return answer.result(self._image_answer_seconds)
         except CallFault as fault:
             reason: RefusalReason = "bad_image" if fault.kind == "refused" else "overloaded"
             raise RequestRefused(reason, f"The engine cannot read the picture: {fault}.") from fault
@@ -146,16 +144,15 @@ class RemoteEngine(EngineFront):
             raise RequestRefused("closed", "The engine is closed.") from error
 
     def _snapshot(self) -> Stats:
-        stats = self._metrics.stats(
+        return self._metrics.stats(
             running=self._requests.running,
-            alive=self._thread.is_alive() and self._fleet.available,
-            servers=self._fleet.stats,
+            max_running=self._config.max_running,
+            alive=self._thread.is_alive() and self._fleet.router.available,
+            servers=self._fleet.router.stats,
         )
-        return replace(stats, max_running=self._config.max_running)
 
     def trouble(self) -> str | None:
-        """Why no server can be used, in a sentence; None if one can. Any thread."""
-        return self._fleet.trouble
+        return self._fleet.router.trouble()
 
     def _wait_until_ended(self) -> None:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -172,7 +169,6 @@ class RemoteEngine(EngineFront):
             return  # the loop is closed, and with it the registry
 
     def _run(self) -> None:
-        """The thread's body."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._main())

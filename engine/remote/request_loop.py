@@ -1,27 +1,27 @@
 """`RequestLoop`: runs requests on engine servers, a task each, and delivers their messages. Event loop.
 
 A task makes calls until its `Generation` is done; after a fault the next call goes to another server. Tokens
-are handled where they arrive, in the callbacks of connections (`answer_reader`), while the task sleeps.
+are handled where they arrive, in the callbacks of connections (`http_client`), while the task sleeps.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
 
-from engine.front.inbox_reader import InboxReader
-from engine.front.request_metrics import EndReason, RequestMetrics
-from engine.front.request_registry import RequestRegistry
+from engine.front.request_metrics import RequestMetrics
+from engine.front.request_registry import InboxReader, RequestRegistry
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.remote.fleet import Fleet
-from engine.remote.generation import Generation, LocalMasks, call_ids
+from engine.remote.generation import Generation, call_ids
 from engine.remote.http_client import EngineClient
 from engine.remote.router import EngineServer
-from engine.request import CancelReason, Deliver, Failed, Finished, Outbound, Tokens, TokenUsage, describe
+from engine.request import CancelReason, Deliver, Failed, Finished, Tokens, describe
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
 from engine.statistics import ServerStats, Stats
@@ -54,7 +54,6 @@ class Attempts:
     """URLs of servers that failed or turned it away."""
     failures: int = 0
     turned_away: CallFault | None = None
-    """The fault of the last call, if a server turned it away."""
 
     def count(self, url: str, fault: CallFault | None, length: int, now: float) -> None:
         """A call ended, with this fault if it failed; the request has `length` tokens."""
@@ -70,10 +69,6 @@ class Attempts:
             self.avoid.add(url)
             self.failures += fault.kind == "failed"
 
-    def resume(self, now: float) -> None:
-        """Calls were held back until now."""
-        self.since = now
-
     def trouble(self, fault: CallFault | None) -> str | None:
         """Why the request fails after a call that ended so; None if it is tried again."""
         if fault is not None and fault.kind == "refused":
@@ -83,7 +78,7 @@ class Attempts:
         return None
 
     def outage(self, outage: CallFault) -> str:
-        """Why the request fails when it has waited for a server for too long."""
+        """Why the request fails after it has waited too long for a server."""
         return str(outage) if self.turned_away is None else f"{outage}; at last: {self.turned_away}"
 
 
@@ -93,8 +88,9 @@ class RemoteMetrics:
     def __init__(self, context_length: int = 0) -> None:
         self.requests = RequestMetrics(context_length)
         self._tokens = 0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self.prompt_tokens = 0
+        """Of requests that have ended, as the next."""
+        self.cached_tokens = 0
         self._buckets: deque[tuple[float, int]] = deque(maxlen=int(RECENT_SECONDS / BUCKET_SECONDS))
         """(begin, tokens) of intervals of `BUCKET_SECONDS` in which tokens came."""
 
@@ -106,28 +102,20 @@ class RemoteMetrics:
         else:
             self._buckets.append((now, count))
 
-    def count_request(self, usage: TokenUsage) -> None:
-        """Counts the tokens of a request that has ended."""
-        self._prompt_tokens += usage.prompt
-        self._cached_tokens += usage.cached
-
-    def stats(self, *, running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
+    def stats(self, *, running: int, max_running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
         now = monotonic()
         recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
         idle = not recent or now - recent[-1][0] > IDLE_SECONDS
         return Stats(
             running=running,
-            waiting=0,
-            kv_blocks_used=0,
-            kv_blocks_total=0,
-            steps=0,
+            max_running=max_running,
             tokens=self._tokens,
             alive=alive,
             requests=self.requests.stats,
             servers=servers,
             remote=True,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             tokens_per_second=0.0 if idle else sum(tokens for _, tokens in recent) / (now - recent[0][0]),
         )
 
@@ -141,13 +129,15 @@ class RequestLoop(InboxReader):
         fleet: Fleet,
         client: EngineClient,
         features: EngineFeatures,
-        masks: LocalMasks,
+        masks: TokenMasks,
         vocab_size: int,
         max_running: int,
         deliver: Deliver,
         metrics: RemoteMetrics,
+        delivery_seconds: float = DELIVERY_SECONDS,
     ) -> None:
         super().__init__(registry, deliver, metrics.requests)
+        self._delivery_seconds = delivery_seconds
         self._fleet = fleet
         self._client = client
         self._features = features
@@ -164,7 +154,6 @@ class RequestLoop(InboxReader):
         self._tokens_at: dict[str, int] = {}
         """Index in the outbox of a request's `Tokens`, to which further tokens are added, by request id."""
         self._undelivered_tokens = 0
-        """Number of tokens in the outbox."""
         self._delivery: asyncio.Handle | None = None
         self._delivered_at = -inf
 
@@ -174,13 +163,11 @@ class RequestLoop(InboxReader):
         return len(self._tasks)
 
     async def run(self) -> None:
-        """Runs until the engine is closed and idle."""
         self.read_inbox()
         await self._idle.wait()
         self._deliver_now()
 
     def read_inbox(self) -> None:
-        """Handles all messages, and whether the engine is paused."""
         inbox = self._registry.inbox
         while not inbox.empty():
             self._handle(inbox.get())
@@ -200,11 +187,9 @@ class RequestLoop(InboxReader):
         return {request_id: each.sequence for request_id, each in self._generations.items()}
 
     def _begin(self, sequence: TokenSequence) -> None:
-        self._generations[sequence.request.request_id] = self._generation(sequence)
+        generation = Generation(sequence, self._features, self._masks, self._vocab_size)
+        self._generations[sequence.request.request_id] = generation
         self._waiting.push(sequence)
-
-    def _generation(self, sequence: TokenSequence) -> Generation:
-        return Generation(sequence, self._features, self._masks, self._vocab_size)
 
     def _start_waiting(self) -> None:
         while len(self._waiting) and len(self._tasks) < self._max_running:
@@ -214,45 +199,39 @@ class RequestLoop(InboxReader):
             generation = self._generations[request_id]
             task = asyncio.get_running_loop().create_task(self._serve(generation))
             # Not the task's own last act: one that is cancelled before it starts has none.
-            task.add_done_callback(partial(self._end_served, generation))
+            task.add_done_callback(partial(self._end, generation))
             self._tasks[request_id] = task
 
     def _cancel(self, request_id: str, reason: CancelReason) -> None:
         generation = self._generations.get(request_id)
-        if generation is not None:
-            generation.cancel(reason)
-            self._stop(generation)
-
-    def _stop(self, generation: Generation) -> None:
-        """Ends a request that is done: at once if it waits; else its task ends with its call."""
-        task = self._tasks.get(generation.sequence.request.request_id)
-        if task is None:
-            self._end(generation, waiting=True)
+        if generation is None:
+            return
+        generation.finish(reason)
+        if (task := self._tasks.get(request_id)) is None:
+            self._end(generation)
         else:
-            task.cancel()
+            task.cancel()  # and so its call
 
     async def _serve(self, generation: Generation) -> None:
-        """The task of a request; the generation is done after it."""
         try:
             await self._generate(generation)
         except asyncio.CancelledError:
-            generation.cancel()
+            generation.finish()
         except Exception as error:
             log.exception("request %s cannot be handled", generation.sequence.request.request_id)
             generation.fail("engine_error", describe(error))
 
-    def _end_served(self, generation: Generation, _task: asyncio.Task[None]) -> None:
-        self._end(generation, waiting=False)
-
-    def _end(self, generation: Generation, *, waiting: bool) -> None:
+    def _end(self, generation: Generation, task: asyncio.Task[None] | None = None) -> None:
+        """The request is done: it waited, or its task has ended."""
         request_id = generation.sequence.request.request_id
         # First, because it charges the last tokens: later, that would make an account that nobody removes.
-        self._collect(generation)
-        self._waiting.remove(generation.sequence, waiting=waiting)
+        self._collect(generation, ended=True)
+        self._waiting.remove(generation.sequence, waiting=task is None)
         del self._generations[request_id]
         self._tasks.pop(request_id, None)
         self._ended.append(request_id)
-        self._metrics.count_request(generation.sequence.usage)
+        self._metrics.prompt_tokens += generation.sequence.usage.prompt
+        self._metrics.cached_tokens += generation.sequence.usage.cached
         self._deliver_soon()
         if self._resumed.is_set():
             self._start_waiting()
@@ -273,7 +252,7 @@ class RequestLoop(InboxReader):
         while (call := self._next_call(generation)) is not None:
             if not self._resumed.is_set():
                 await self._resumed.wait()
-                attempts.resume(monotonic())
+                attempts.since = monotonic()
             try:
                 server = await self._fleet.acquire(
                     call.call_id, sequence.digests, request.adapter, attempts.avoid, attempts.since
@@ -295,13 +274,12 @@ class RequestLoop(InboxReader):
         except CallFault as fault:
             generation.fail("engine_error", str(fault))
             call = None
-        self._collect_if_running(generation)
+        self._collect(generation)
         return call
 
     async def _call(
         self, generation: Generation, server: EngineServer, call: GenerateCall
     ) -> CallFault | None:
-        """Makes the call; returns why it failed."""
         fault: CallFault | None = None
         try:
             if generation.done:  # while a server was waited for
@@ -310,7 +288,7 @@ class RequestLoop(InboxReader):
             await self._client.generate(server, call, partial(self._receive, generation))
             if not generation.done:
                 generation.end_call()
-                self._collect_if_running(generation)
+                self._collect(generation)
         except CallFault as raised:
             fault = raised
         finally:
@@ -322,42 +300,30 @@ class RequestLoop(InboxReader):
         generation.receive(chunk)
         # The last tokens are delivered with the end: nobody goes on after them if this process dies between.
         if generation.messages and not generation.awaits_usage:
-            self._collect_if_running(generation)
+            self._collect(generation)
         return not (generation.done or generation.call_over)
 
     # Delivery
 
-    def _collect_if_running(self, generation: Generation) -> None:
-        """The last messages wait for `_end`: when they are delivered, the request's id is free."""
-        if not generation.done:
-            self._collect(generation)
-
-    def _collect(self, generation: Generation) -> None:
-        """Moves the request's messages to the outbox."""
+    def _collect(self, generation: Generation, *, ended: bool = False) -> None:
+        """Moves messages to the outbox; the last ones in `_end`: when they are delivered, the id is free."""
+        if generation.done and not ended:
+            return
         messages, generation.messages = generation.messages, []
         for message in messages:
             if isinstance(message, Tokens):
                 self._collect_tokens(generation.sequence, message)
-            else:
+            elif isinstance(message, Finished | Failed):
                 self._outbox.append(self._with_times(generation.sequence, message))
+            else:
+                self._outbox.append(message)
         if messages or self._ended:
             self._deliver_soon()
-
-    def _with_times(self, sequence: TokenSequence, message: Outbound) -> Outbound:
-        """The message; a request's last one with its times."""
-        match message:
-            case Finished(reason=reason):
-                reason_of_end: EndReason = "abort" if reason == "cancelled" else reason
-            case Failed():
-                reason_of_end = "error"
-            case _:
-                return message
-        return replace(message, times=self._request_metrics.ended(sequence, reason_of_end, monotonic()))
 
     def _deliver_soon(self) -> None:
         if self._delivery is None:
             loop = asyncio.get_running_loop()
-            delay = self._delivered_at + DELIVERY_SECONDS - monotonic()
+            delay = self._delivered_at + self._delivery_seconds - monotonic()
             self._delivery = (
                 loop.call_later(delay, self._deliver_now) if delay > 0 else loop.call_soon(self._deliver_now)
             )
@@ -378,7 +344,6 @@ class RequestLoop(InboxReader):
         self._outbox[index] = Tokens(message.request_id, earlier.token_ids + message.token_ids, logprobs)
 
     def _deliver_now(self) -> None:
-        """Delivers the outbox."""
         self._delivery, self._delivered_at = None, monotonic()
         self._metrics.count_tokens(self._undelivered_tokens, self._delivered_at)
         self._undelivered_tokens = 0

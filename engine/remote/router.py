@@ -22,13 +22,13 @@ from typing import Literal
 
 from engine.remote.engine_protocol import CallFault, EngineDescription, EngineMismatch
 from engine.request import one_line
+from engine.statistics import ServerStats
 
 PROBE_SECONDS = 5.0
 """Seconds between two probes of a server without faults."""
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
-"""The most before a broken server is probed again. Loading a model takes longer than most reboots, so a
-longer pause would gain nothing."""
+"""The most before a broken server is probed again: loading a model takes longer than most reboots."""
 OVERLOAD_PAUSE_SECONDS = 0.5
 """Seconds without new calls for a server that answered 429 or 503; it frees a place within a few steps."""
 LOAD_FACTOR = 1.25
@@ -37,8 +37,7 @@ LOAD_SLACK = 4
 LOAD_SLACK calls. The factor is the usual one of bounded loads; the slack lets a batch of few calls, which
 costs a server little, stay where its prefix is."""
 PREFIX_STRIDE = 8
-"""Every eighth digest of a chain is stored, and the last one. A call of 32,768 tokens, which has 2,048
-digests, costs 257 entries."""
+"""Every eighth digest of a chain is stored, and the last: 257 of the 2,048 of a call of 32,768 tokens."""
 MAX_PREFIXES = 65_536
 """Stored digests: about 16 MiB, for 8 million tokens of prefixes."""
 MAX_OWNERS = 8
@@ -53,13 +52,11 @@ class EngineServer:
 
     url: str
     description: EngineDescription | None = None
-    """None until a probe succeeded."""
     calls: set[str] = field(default_factory=set)
     """Ids of this process's calls that run at the server."""
     abandoned: set[str] = field(default_factory=set)
     """Ids of failed calls that may still run at the server; ended when it answers a probe."""
     others: int = 0
-    """Requests of other clients at the last probe."""
     trouble: str | None = None
     """Why its circuit is open: a sentence."""
     unfit: bool = False
@@ -67,8 +64,7 @@ class EngineServer:
     draining: bool = False
     """It gets no further calls, and is removed when its last call has ended."""
     failures: int = 0
-    """Openings of the circuit, and failed probes while it was open, since a call or a second probe in a row
-    succeeded."""
+    """Openings of the circuit and failed probes since a call or a second probe in a row succeeded."""
     chunk_at: float = -inf
     """Time of the last chunk that the server sent to any of `calls`; kept by `silence_timeout`."""
     probing: bool = False
@@ -86,20 +82,22 @@ class EngineServer:
 
     @property
     def work(self) -> int:
-        """Number of requests that run or wait at the server."""
         return len(self.calls) + self.others
 
 
 class Router:
     """Chooses servers, and counts their calls and faults. `jitter` returns a random number in [0, 1)."""
 
-    def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, *, jitter: Callable[[], float] = random.random, max_prefixes: int = MAX_PREFIXES
+    ) -> None:
         self._jitter = jitter
+        self._max_prefixes = max_prefixes
         self._servers: dict[str, EngineServer] = {}
         self._prefixes: OrderedDict[bytes, tuple[EngineServer, ...]] = OrderedDict()
-        """By digest of a prefix: the servers that computed it, the latest first; the least recently used
-        digest first."""
-        self._description: EngineDescription | None = None
+        """By digest of a prefix: the servers that had it, the latest first; in order of the last use."""
+        self.description: EngineDescription | None = None
+        """The description of the first server that was accepted; all others have to fit it."""
 
     def set_urls(self, urls: Sequence[str]) -> None:
         """Adds new servers, which need a probe first, and drains those that are not in `urls`."""
@@ -115,17 +113,14 @@ class Router:
         return tuple(self._servers.values())
 
     @property
-    def description(self) -> EngineDescription | None:
-        """The description of the first server that was accepted; all others have to fit it."""
-        return self._description
+    def stats(self) -> list[ServerStats]:
+        """Every server, our calls counted. Any thread."""
+        return [ServerStats(server.url, server.state, len(server.calls)) for server in self.servers()]
 
     def needs_probe(self, now: float) -> list[EngineServer]:
         """The servers to probe now. Each is returned once until its probe was reported."""
-        due = [
-            server
-            for server in self._servers.values()
-            if not server.probing and not server.draining and server.probe_at <= now
-        ]
+        idle = (server for server in self._servers.values() if not server.probing and not server.draining)
+        due = [server for server in idle if server.probe_at <= now]
         for server in due:
             server.probing = True
         return due
@@ -133,18 +128,15 @@ class Router:
     def probed(
         self, server: EngineServer, description: EngineDescription, requests: int | None, now: float
     ) -> None:
-        """A probe succeeded: the circuit closes if the description fits the other servers'.
-
-        `requests` is how many run or wait there, ours included; None if it does not say.
-        """
+        """The circuit closes if the description fits. `requests` run or wait there; None: not known."""
         server.probing = False
         if server.draining:
             return
-        difference = None if self._description is None else _difference(description, self._description)
+        difference = None if self.description is None else _difference(description, self.description)
         if difference is not None:
             self.probe_failed(server, EngineMismatch(difference), now)
             return
-        self._description = self._description or description
+        self.description = self.description or description
         if server.state == "up":
             server.failures = 0
         server.probe_at = now + PROBE_SECONDS
@@ -199,7 +191,7 @@ class Router:
             owners = self._prefixes.pop(digest, ())
             others = [owner for owner in owners if owner is not server]
             self._prefixes[digest] = (server, *others[: MAX_OWNERS - 1])
-        while len(self._prefixes) > MAX_PREFIXES:
+        while len(self._prefixes) > self._max_prefixes:
             self._prefixes.popitem(last=False)
 
     def end(self, server: EngineServer, call_id: str, fault: CallFault | None, now: float) -> None:

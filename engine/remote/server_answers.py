@@ -1,8 +1,11 @@
-"""Answers that all kinds of engine servers give alike: error statuses, metrics, the text of tokens. Pure."""
+"""Answers that all kinds of engine servers give alike: JSON, errors, metrics, the text of tokens. Pure."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
 
 from engine.remote.engine_protocol import CallFault, CallFaultKind, EngineMismatch, ExpectedModel
 from engine.request import one_line
@@ -11,6 +14,39 @@ MAX_REPORTED = 10**9
 """The most that is believed of a server's own figure, so that sums of them stay numbers."""
 PROBED_TOKENS = 64
 """Token ids whose text is compared with the folder's, evenly over the vocabulary."""
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for an answer that is not of its type."""
+
+_T = TypeVar("_T")
+
+
+class ServerError(msgspec.Struct):
+    """The field `error` of an answer."""
+
+    message: str = ""
+    code: int = 500
+
+    def fault(self) -> CallFault:
+        return CallFault(fault_kind(self.code), f"it answered {self.code}: {one_line(self.message)}")
+
+
+def not_understood(error: Exception) -> CallFault:
+    """The fault of an answer to a call that no such server would send."""
+    return CallFault("failed", f"its answer is not understood: {one_line(str(error))}")
+
+
+def decode_probe(body: bytes, decoder: msgspec.json.Decoder[_T], path: str, server: str) -> _T:
+    """The answer to a question at `path`. Raises `EngineMismatch` if it is not that of such a server."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise EngineMismatch(f"its answer to {path} is not {server}'s") from error
+
+
+def likeliest(pairs: Iterable[tuple[int, float]], count: int) -> tuple[tuple[int, float], ...]:
+    """The first `count` of (id, logprob) pairs, as `TokenLogprobs.top` has them."""
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count])
 
 
 def status_fault(status: int, body: bytes, path: str = "") -> CallFault:
@@ -48,12 +84,11 @@ def comparable_tokens(expected: ExpectedModel) -> list[int]:
     return plain[:: max(1, len(plain) // PROBED_TOKENS)]
 
 
-def refuse_other_text(text: str, token_ids: Sequence[int], expected: ExpectedModel) -> None:
-    """Raises `EngineMismatch` if a server's text of `comparable_tokens` is not the folder's."""
+def vocabulary_digest(text: str, token_ids: Sequence[int], expected: ExpectedModel, size: str = "") -> str:
+    """`EngineDescription.vocabulary`, by a server's text of `comparable_tokens`, and perhaps its size.
+
+    Raises `EngineMismatch` if the text is not the folder's.
+    """
     if token_ids and text.strip() != b"".join(expected.tokens[index] for index in token_ids).decode().strip():
         raise EngineMismatch("its vocabulary is not that of the model's folder")
-
-
-def text_digest(text: str) -> str:
-    """`EngineDescription.vocabulary`, of a text that stands for the vocabulary."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{size}{text}".encode(errors="surrogatepass")).hexdigest()

@@ -2,17 +2,22 @@
 
 From vLLM 0.32: `entrypoints/scale_out/token_in_token_out`. Logprobs are of the raw logits (`logprobs_mode`
 `raw_logprobs`, the default). The number of cached tokens comes with `--enable-prompt-tokens-details` only.
+
+With `content_parts` the prompt has one token for each picture, which vLLM's own processor replaces with as
+many as the picture takes. `/v1/chat/completions/render` answers with a chat's tokens and the place of each
+picture in them, and computes nothing.
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
 from engine.grammar.lark_source import HEADER
-from engine.remote import vllm_images
 from engine.remote.engine_protocol import (
     AnswerChunk,
     CallFault,
@@ -23,13 +28,22 @@ from engine.remote.engine_protocol import (
     Fetch,
     GenerateCall,
     HttpRequest,
-    ImageProtocol,
+    ImageFile,
 )
-from engine.remote.server_answers import comparable_tokens, fault_kind, refuse_other_text, text_digest
-from engine.request import TokenLogprobs, one_line
+from engine.remote.server_answers import (
+    UNREADABLE,
+    ServerError,
+    comparable_tokens,
+    decode_probe,
+    likeliest,
+    not_understood,
+    vocabulary_digest,
+)
+from engine.request import PromptImage, TokenLogprobs, one_line
 
 GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
+RENDER = "/v1/chat/completions/render"
 ID_PREFIX = "generate-tokens-"
 """The server puts this before a request's id."""
 OLDEST = (0, 32)
@@ -44,7 +58,13 @@ MAX_IDS, MAX_MASKED_ENDS = 1024, 128
 BANNING_BIAS = -100.0
 """The least that the server takes. Compared with it, a token is as good as banned."""
 
-
+_MEDIA_TYPES = {
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"RIFF": "image/webp",
+    b"GIF8": "image/gif",
+}
+"""By the beginning of a picture's file."""
 _T = TypeVar("_T")
 
 
@@ -77,15 +97,10 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int = 500
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: ServerError | None = None
 
 
 class _Logprob(msgspec.Struct):
@@ -115,8 +130,23 @@ class _Detokenized(msgspec.Struct):
     prompt: str
 
 
+class _Placeholder(msgspec.Struct):
+    offset: int
+    length: int
+
+
+class _Features(msgspec.Struct):
+    mm_placeholders: dict[str, list[_Placeholder]]
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+    features: _Features
+
+
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWER = msgspec.json.Decoder(_Answer)
+_RENDERED = msgspec.json.Decoder(_Rendered)
 _VERSION = msgspec.json.Decoder(_Version)
 _MODELS = msgspec.json.Decoder(_Models)
 _DETOKENIZED = msgspec.json.Decoder(_Detokenized)
@@ -140,7 +170,6 @@ class VllmProtocol:
         max_biases=MAX_IDS,
         max_masked_ends=MAX_MASKED_ENDS,
     )
-    images: ImageProtocol | None = vllm_images
     load_metrics = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
@@ -182,7 +211,7 @@ class VllmProtocol:
             "priority": request.priority,
         }
         if request.images:
-            body |= vllm_images.with_images(call.tokens, request.images, request.cache_salt)
+            body |= with_images(call.tokens, request.images, request.cache_salt)
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
         if not call.score_prompt:
@@ -194,12 +223,10 @@ class VllmProtocol:
             return None
         try:
             event = _EVENT.decode(data)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
-        if event.error is not None:
-            # The server checks most of a streamed request after the head of its answer.
-            code = event.error.code
-            raise CallFault(fault_kind(code), f"it answered {code}: {one_line(event.error.message)}")
+        except UNREADABLE as error:
+            raise not_understood(error) from error
+        if event.error is not None:  # the server checks most of a streamed request after the answer's head
+            raise event.error.fault()
         if not event.choices:
             details = event.usage.prompt_tokens_details if event.usage else None
             return AnswerChunk(cached_tokens=details.cached_tokens) if details else None
@@ -221,13 +248,34 @@ class VllmProtocol:
                 raise ValueError("it has no prompt logprobs")
             pairs = zip(call.tokens[1:], tables[1:], strict=True)
             logprobs = tuple(_prompt_logprobs(token_id, table, call) for token_id, table in pairs)
-        except (msgspec.MsgspecError, RecursionError, ValueError, KeyError) as error:
-            raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
+        except (*UNREADABLE, ValueError, KeyError) as error:
+            raise not_understood(error) from error
         return AnswerChunk(prompt_logprobs=logprobs, finish_reason="length")
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}
         return HttpRequest("POST", "/inference/v1/abort_requests", json.dumps(body).encode())
+
+    @property
+    def images(self) -> Self:
+        return self
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        """A chat whose only message is the picture."""
+        url = {"url": _data_url(image.data)}
+        part = {"type": "image_url", "image_url": url, "uuid": _cache_id(image.digest, image.cache_salt)}
+        body = {"model": model, "messages": [{"role": "user", "content": [part]}], "mm_payload": "none"}
+        return HttpRequest("POST", RENDER, msgspec.json.encode(body))
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        try:
+            rendered = _RENDERED.decode(body)
+            (placeholder,) = rendered.features.mm_placeholders["image"]
+        except (*UNREADABLE, KeyError, ValueError) as error:
+            message = f"its answer to {RENDER} is not understood: {one_line(repr(error))}"
+            raise CallFault("failed", message) from error
+        start = max(0, placeholder.offset)
+        return tuple(rendered.token_ids[start : start + max(0, placeholder.length)])
 
 
 def _sampling_params(call: GenerateCall) -> dict[str, Any]:
@@ -316,22 +364,38 @@ def _table(
         return TokenLogprobs(
             chosen, tuple((token_id, by_id[token_id]) for token_id in named_ids if token_id in by_id)
         )
-    ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    return TokenLogprobs(chosen, tuple(ordered[:count]))
+    return TokenLogprobs(chosen, likeliest(pairs, count))
+
+
+def with_images(tokens: Sequence[int], images: Sequence[PromptImage], cache_salt: str) -> dict[str, Any]:
+    """The fields of a call for a prompt with pictures: each has one token, and a part with its file."""
+    short: list[int] = []
+    end = 0
+    for image in images:
+        short += tokens[end : image.start + 1]
+        end = image.end
+    parts = [
+        {"type": "image_url", "url": _data_url(image.data), "uuid": _cache_id(image.digest, cache_salt)}
+        for image in images
+    ]
+    return {"token_ids": [*short, *tokens[end:]], "content_parts": parts}
+
+
+def _data_url(data: bytes) -> str:
+    media_type = next((name for start, name in _MEDIA_TYPES.items() if data.startswith(start)), "image/png")
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def _cache_id(digest: bytes, cache_salt: str) -> str:
+    """The id by which vLLM caches the picture. Requests of different salts share nothing of it."""
+    return hashlib.sha256(cache_salt.encode() + b"\0" + digest).hexdigest()
 
 
 async def _get(fetch: Fetch, path: str, decoder: msgspec.json.Decoder[_T]) -> _T:
     status, body = await fetch(HttpRequest("GET", path))
     if status != 200:
         raise CallFault("failed", f"it answered {status} to {path}")
-    return _decode(body, decoder, path)
-
-
-def _decode(body: bytes, decoder: msgspec.json.Decoder[_T], path: str) -> _T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise EngineMismatch(f"its answer to {path} is not vLLM's") from error
+    return decode_probe(body, decoder, path, "vLLM")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -348,6 +412,5 @@ async def _compare_vocabulary(fetch: Fetch, model: str, expected: ExpectedModel)
         raise CallFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
-    text = _decode(answer, _DETOKENIZED, "/detokenize").prompt
-    refuse_other_text(text, token_ids, expected)
-    return text_digest(text)
+    text = decode_probe(answer, _DETOKENIZED, "/detokenize", "vLLM").prompt
+    return vocabulary_digest(text, token_ids, expected)

@@ -157,10 +157,7 @@ def choose_decoding(
     backend: PagedAttentionBackend | None,
     progress: Callable[[str], None],
 ) -> DecodingChoice:
-    """Captures CUDA graphs on a GPU, if `config` does not forbid it. `backend` is None for torch's attention.
-
-    Raises `ModelRefused` if `config` demands graphs and they cannot be captured.
-    """
+    """Captures graphs on a GPU. Raises `ModelRefused` if `config` demands graphs that cannot be captured."""
     on_gpu = model.device.type == "cuda"
     if config.decode == "graphs" and not on_gpu:
         raise ModelRefused("CUDA graphs cannot be recorded: there is no GPU here")
@@ -170,15 +167,6 @@ def choose_decoding(
     buckets = choose_buckets(max_running, context_length, block_size, gathers=on_gpu and backend is None)
     max_bucket = GraphBucket(max(s.rows for s in buckets), -(-context_length // block_size))
     static_inputs = StaticInputs(model.network, kv_cache, backend or GatherSdpaBackend(), max_bucket)
-    return _build_static_decoder(static_inputs, buckets, config, progress)
-
-
-def _build_static_decoder(
-    static_inputs: StaticInputs,
-    buckets: Sequence[GraphBucket],
-    config: EngineConfig,
-    progress: Callable[[str], None],
-) -> DecodingChoice:
     if config.decode == "static":
         return DecodingChoice("static", StaticDecoder(static_inputs, buckets, static_inputs.compute))
     progress(f"recording {len(buckets)} shapes of steps as CUDA graphs")

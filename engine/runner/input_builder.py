@@ -6,7 +6,7 @@ Engine thread. All integers of a step go to the device as one tensor in one asyn
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -48,14 +48,10 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogitRows:
-    """Further logits of a step, for the logprobs of consecutive prompt tokens.
-
-    The logits of a token are those of the position before it.
-    """
+    """Further logits of a step, for logprobs of consecutive prompt tokens, at the positions before them."""
 
     sequence: TokenSequence
     begin: int
-    """Index in the prompt of the first token."""
     chunk: int
     """Index of the sequence's chunk in the plan."""
     places: range
@@ -103,7 +99,6 @@ class HostStaging:
         return slice(begin, len(self._all))
 
     def upload(self, device: torch.device) -> None:
-        """Starts the transfer."""
         self._tensor = to_device(torch.frombuffer(self._all, dtype=torch.long), torch.long, device)
 
     def __getitem__(self, part: slice) -> Tensor:
@@ -192,7 +187,10 @@ class InputBuilder:
             begin += len(chunks)
         if rest:
             lengths = staging.add([chunk.start + 1 for chunk in rest])
-            tables = staging.add([block for table in self._padded_block_tables(rest) for block in table])
+            used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in rest]
+            width = max(map(len, used)) + 1  # each table ends with a blank block, for sinks
+            padded = ((*blocks, *[BLANK_BLOCK] * (width - len(blocks))) for blocks in used)
+            tables = staging.add(chain.from_iterable(padded))
             segments.append(_Segment(rest, None, begin, begin + len(rest), (lengths, tables)))
             begin += len(rest)
         for chunk in plan:
@@ -240,16 +238,8 @@ class InputBuilder:
     def _num_blocks(self, chunk: ScheduledChunk) -> int:
         return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
 
-    def _padded_block_tables(self, chunks: list[ScheduledChunk]) -> list[list[int]]:
-        """Each sequence's blocks, padded to one width with blank blocks, at least one."""
-        used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in chunks]
-        width = max(map(len, used)) + 1
-        return [[*blocks, *[BLANK_BLOCK] * (width - len(blocks))] for blocks in used]
-
 
 class PagedInputBuilder:
-    """Builds step inputs for a kernel that reads block tables."""
-
     def __init__(
         self, kv_cache: KVCache, backend: PagedAttentionBackend, adapters: Mapping[str, int]
     ) -> None:

@@ -1,7 +1,4 @@
-"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens.
-
-Created by the thread that starts the engine, then used by the engine thread only.
-"""
+"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -16,25 +13,22 @@ from engine.attention.paged_attention import PagedAttentionBackend
 from engine.attention.selection import candidates, choose_attention
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.device_copies import AsyncToHost, to_device
-from engine.executor import RowFailure, StepResult
+from engine.executor import PendingTokens, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
-from engine.model.lora_layers import (
-    Adapters,
-    install_adapters,
-)
+from engine.model.lora_layers import Adapters, install_adapters
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner.cuda_graphs import choose_decoding
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
-from engine.runner.prompt_images import NO_IMAGES, ModelInputs, PromptImages, StepImages
+from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampler import PendingSample, SamplingBatches
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.weights_digest import digests_by_adapter
@@ -48,42 +42,30 @@ class RunningForward:
 
     executor: "ModelRunner"
     sequences: list[TokenSequence]
-    """The sequences that sample a token, in the order of `logits`."""
+    """In the order of `logits`."""
     logits: Tensor
     partial_prefills: list[TokenSequence]
-    """The sequences that do not sample in this step."""
     partial_logits: Tensor
-    """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens; used to test for NaN
-    only."""
+    """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens, tested for NaN."""
     prompt_logits: Tensor
     """`[n, vocabulary]`: the logits of `prompt_rows`, one after the other."""
     prompt_rows: list[PromptLogitRows]
 
-    def sample(self, is_live: Callable[[TokenSequence], bool]) -> "SampledStep":
+    def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         with translate_errors():
             return self.executor.sample(self, is_live)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledStep:
-    """Implements `executor.PendingTokens`."""
-
-    sequences: list[TokenSequence]
-    pending_sample: PendingSample | None
-    failed: Mapping[int, str]
-    """By row: why no token can be sampled."""
-    prompt_logprobs: list[PromptLogprobs]
-    partial_prefills: list[TokenSequence]
-    finite: AsyncToHost | None
-    """One flag for each of `partial_prefills`; None if there are none."""
-
-    def read(self) -> StepResult:
-        with translate_errors():
-            sampled = [] if self.pending_sample is None else self.pending_sample.read()
-            finite = [] if self.finite is None else self.finite.read()[0].tolist()
-        for row, sentence in self.failed.items():
-            sampled[row] = RowFailure("engine_error", sentence)
-        return StepResult(sampled, finite)
+def _read_step(
+    pending_sample: PendingSample | None, failed: Mapping[int, str], finite: AsyncToHost | None
+) -> StepResult:
+    """`failed` says by row why no token can be sampled; `finite` has a flag for each partial prefill."""
+    with translate_errors():
+        sampled = [] if pending_sample is None else pending_sample.read()
+        flags = [] if finite is None else finite.read()[0].tolist()
+    for row, sentence in failed.items():
+        sampled[row] = RowFailure("engine_error", sentence)
+    return StepResult(sampled, flags)
 
 
 def _make_kv_cache(
@@ -156,8 +138,7 @@ class ModelRunner:
         self.pipelined = is_pipelined(config, model.device)
         self.model_info: ModelInfo = model.model_info
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
-        self._grammar_matchers = GrammarMatchers(self.grammars)
-        self._rules = SamplingRules(model.model_info.vocab_size)
+        self._masks = TokenMasks(self.grammars, model.model_info.vocab_size)
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", SchedulerLimits]:
@@ -208,15 +189,11 @@ class ModelRunner:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
             whole = executor._images is not None and executor._images.two_way is not None
             return executor, config.limits(
-                kv_blocks=kv_cache.blocks,
-                block_size=kv_cache.block_size,
-                sizes=sizes,
-                whole_images=whole,
+                kv_blocks=kv_cache.blocks, block_size=kv_cache.block_size, sizes=sizes, whole_images=whole
             )
 
     @property
     def threads(self) -> int:
-        """Intra-op CPU threads."""
         return self._threads or torch.get_num_threads()
 
     def check_pipelining(self, *, refuses: bool) -> None:
@@ -237,7 +214,6 @@ class ModelRunner:
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
-        """Sets the number of intra-op threads and inference mode, which are per thread."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
@@ -251,8 +227,7 @@ class ModelRunner:
             raise RequestRefused("bad_image", "The model reads no pictures.")
         return self._images.text(data, digest, cache_salt)
 
-    def interrupt(self) -> None:
-        """Nothing to do: a step only computes."""
+    def interrupt(self) -> None: ...
 
     def close(self) -> None:
         if self.grammars is not None:
@@ -277,9 +252,9 @@ class ModelRunner:
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
-        output = self._static.run(plan, bucket, self._device_tokens, images.rope_deltas)
-        none, rows = output.logits[:0], len(output.requests)
-        return RunningForward(self, output.requests, output.logits[:rows], [], none, none, [])
+        deltas = {chunk.sequence: rope.delta for chunk, rope in images.rope}
+        logits, requests = self._static.run(plan, bucket, self._device_tokens, deltas)
+        return RunningForward(self, requests, logits[: len(requests)], [], logits[:0], logits[:0], [])
 
     def _forward_packed(
         self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]
@@ -301,13 +276,13 @@ class ModelRunner:
 
     def _forward(self, images: StepImages, inputs: ForwardInputs) -> Tensor:
         """Logits `[len(inputs.ends), vocabulary]`."""
-        changed = ModelInputs(inputs.positions)
+        positions, embeddings = inputs.positions, None
         if self._images is not None:
-            changed = self._images.inputs(images, inputs)
+            positions, embeddings = self._images.inputs(images, inputs)
         logits: Tensor = self._network(
-            input_ids=inputs.token_ids if changed.embeddings is None else None,
-            inputs_embeds=changed.embeddings,
-            position_ids=changed.positions,
+            input_ids=inputs.token_ids if embeddings is None else None,
+            inputs_embeds=embeddings,
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=inputs.ends,
             step=inputs.attention,
@@ -326,7 +301,7 @@ class ModelRunner:
             0, ends.index_select(0, sent[0]), self._device_tokens.token_ids.index_select(0, sent[1])
         )
 
-    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]) -> SampledStep:
+    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         """Samples for the live sequences, all of whose earlier tokens have been read."""
         prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_rows else []
         finite = (
@@ -337,24 +312,16 @@ class ModelRunner:
         if len(rows) < len(sequences):
             sequences = [sequences[row] for row in rows]
             logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
-        if not sequences:
-            return SampledStep([], None, {}, prompt_logprobs, forward.partial_prefills, finite)
-        pending_sample, failed = self._sample(logits, sequences)
-        if self.pipelined:
+        pending_sample, masks = None, None
+        if sequences:
+            batch, masks = self._batches.of(sequences), self._masks.of(sequences)
+            mask = None if masks is None else partial(apply_masks, masks=masks)
+            pending_sample = batch.begin(logits, mask)
+        if self.pipelined and pending_sample is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
             self._device_tokens = DeviceTokens(pending_sample.token_ids, places)
-        return SampledStep(
-            sequences, pending_sample, failed, prompt_logprobs, forward.partial_prefills, finite
-        )
-
-    def _sample(
-        self, logits: Tensor, sequences: list[TokenSequence]
-    ) -> tuple[PendingSample, Mapping[int, str]]:
-        batch = self._batches.of(sequences)
-        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
-        if masks is None:
-            return batch.begin(logits), {}
-        return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
+        read = partial(_read_step, pending_sample, {} if masks is None else masks.failed, finite)
+        return PendingTokens(sequences, prompt_logprobs, forward.partial_prefills, read)
 
     def _prompt_logprobs(
         self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]
@@ -372,7 +339,6 @@ class ModelRunner:
 
 
 def _due_prompt_logprobs(plan: SchedulerOutput) -> list[PromptLogitRows]:
-    """The prompt tokens whose logprobs this step yields."""
     due = []
     for index, chunk in enumerate(plan):
         pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count

@@ -1,8 +1,7 @@
 """`find_pipelining_fault`: a step whose tokens are not yet read, compared at load time with one whose are.
 
-On the thread that starts the engine. Two prompts are computed and one token is sampled for each. Then the
-same decode step is launched twice: with the tokens that are still on the device, and with those that the host
-has read. Both must give the same logits.
+Two prompts are computed and a token sampled for each; the next step is launched twice, with the tokens on the
+device and with those that the host has read. Both must give the same logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.executor import PendingTokens, RowFailure
+from engine.executor import ForwardHandle, PendingTokens, RowFailure
 from engine.request import EngineRequest, SamplingParams, describe
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -19,7 +18,7 @@ from engine.scheduling.sequence import TokenSequence
 PROMPT_LENGTHS = (5, 9)
 
 
-class Forward(Protocol):
+class Forward(ForwardHandle, Protocol):
     """A launched step, from `ModelRunner.begin`."""
 
     @property
@@ -27,8 +26,6 @@ class Forward(Protocol):
 
     @property
     def logits(self) -> Tensor: ...
-
-    def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens: ...
 
 
 Begin = Callable[[SchedulerOutput], Forward]

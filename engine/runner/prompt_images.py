@@ -1,7 +1,6 @@
 """`PromptImages`: the pictures of running requests, from file to the embeddings and positions of a step.
 
-`text` is for any thread, all else for the engine thread. What is computed of a picture is shared by requests
-of one salt only, as cached prefixes are.
+`text` is for any thread, all else for the engine thread.
 """
 
 import threading
@@ -21,8 +20,15 @@ from engine.runner.input_builder import ForwardInputs, TwoWayImages
 from engine.runner.torch_errors import translate_errors
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from engine.vision.image_encoder import EncodedImage, ImageEncoder, RopePositions
-from engine.vision.image_processor import BadImage, ImageLayout, ImageProcessor, ProcessedImage
+from engine.vision import (
+    BadImage,
+    EncodedImage,
+    ImageEncoder,
+    ImageLayout,
+    ImageProcessor,
+    ProcessedImage,
+    RopePositions,
+)
 
 Value = TypeVar("Value")
 
@@ -64,9 +70,8 @@ class ImageCache(Generic[Value]):
 
 
 PROCESSED_BYTES = 256 * 2**20
-"""Bytes of processed pictures, in main memory."""
 ENCODED_BYTES = 256 * 2**20
-"""Bytes of encoded pictures, on the model's device."""
+"""On the model's device."""
 LAYOUT_BYTES = 32 * 2**20
 """Bytes of texts for pictures: about 100 of the largest, 10,000 of 256 tokens."""
 CONCURRENT = 2
@@ -75,8 +80,6 @@ CONCURRENT = 2
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """The tokens of a chunk that are of a picture."""
-
     chunk: ScheduledChunk
     places: list[int]
     """Indexes in the sequence of tokens whose embeddings are replaced."""
@@ -93,28 +96,11 @@ class StepImages:
     rope: list[tuple[ScheduledChunk, RopePositions]]
     """Empty for models with positions in one dimension."""
 
-    @property
-    def rope_deltas(self) -> dict[TokenSequence, int]:
-        """The numbers that are added to positions of tokens after the prompt."""
-        return {chunk.sequence: rope.delta for chunk, rope in self.rope}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInputs:
-    """The arguments of the forward pass that pictures change."""
-
-    positions: Tensor
-    """`[1, T]`, or `[3, 1, T]` for models with positions in three dimensions."""
-    embeddings: Tensor | None = None
-    """`[1, T, hidden]` in place of token ids; None if no token of the step is of a picture."""
-
 
 NO_IMAGES = StepImages([], [])
 
 
 class PromptImages:
-    """Created by the thread that starts the engine."""
-
     def __init__(self, network: PreTrainedModel, processor: ImageProcessor) -> None:
         self._network = network
         self._processor = processor
@@ -182,11 +168,15 @@ class PromptImages:
                 raise SequenceFailed(sequence, "engine_error", f"A picture: {describe(error)}") from error
         return StepImages(parts, rope)
 
-    def inputs(self, images: StepImages, inputs: ForwardInputs) -> ModelInputs:
-        """`images` is the result of `prepare` for the same plan."""
+    def inputs(self, images: StepImages, inputs: ForwardInputs) -> tuple[Tensor, Tensor | None]:
+        """Positions and embeddings of a forward pass; `images` is the result of `prepare` for its plan.
+
+        Positions are `[1, T]`, or `[3, 1, T]` for models with positions in three dimensions. Embeddings,
+        `[1, T, hidden]`, stand in place of token ids; None if no token of the step is of a picture.
+        """
         positions = self._positions(images, inputs)
         if not images.parts:
-            return ModelInputs(positions)
+            return positions, None
         # In the order of the packed row, in which models take the rows for their layers.
         parts = sorted(images.parts, key=lambda part: inputs.begin_of[part.chunk.sequence] + part.places[0])
         token_ids = inputs.token_ids
@@ -205,7 +195,7 @@ class PromptImages:
         if layers:
             mask = torch.zeros(token_ids.shape, dtype=torch.bool, device=token_ids.device)
             self._deepstack = mask.index_fill_(1, index, True), layers
-        return ModelInputs(positions, embeddings)
+        return positions, embeddings
 
     def _positions(self, images: StepImages, inputs: ForwardInputs) -> Tensor:
         if not images.rope:

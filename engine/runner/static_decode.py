@@ -1,8 +1,7 @@
 """`StaticDecoder`: decode steps over preallocated tensors, as CUDA graphs need; `DecodeSlots`: its rows.
 
-Created while loading, used by the engine thread. The batch is padded to one of a few sizes and the block
-table to one of a few widths, and all inputs are at fixed addresses, so that a pass can be captured once and
-replayed (`cuda_graphs`). A pass reads nothing from the host and returns nothing to it.
+The batch is padded to one of a few sizes and the block table to one of a few widths, all inputs are at fixed
+addresses, and a pass reads nothing from the host, so that it can be captured and replayed (`cuda_graphs`).
 """
 
 from array import array
@@ -40,21 +39,9 @@ class DeviceTokens:
 
     token_ids: Tensor
     index_of: Mapping[TokenSequence, int]
-    """By sequence: the index in `token_ids`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaticLogits:
-    """The logits of a pass."""
-
-    logits: Tensor
-    requests: list[TokenSequence]
-    """The sequence of each row; further rows are padding."""
 
 
 class StaticInputs:
-    """The preallocated inputs, and the forward pass over them."""
-
     def __init__(
         self,
         network: PreTrainedModel,
@@ -127,16 +114,17 @@ class StaticDecoder:
         bucket: GraphBucket,
         device_tokens: DeviceTokens | None = None,
         rope_deltas: Mapping[TokenSequence, int] = MappingProxyType({}),
-    ) -> StaticLogits:
-        """`device_tokens` has the last token of every request whose `in_flight` is set.
+    ) -> tuple[Tensor, list[TokenSequence]]:
+        """The logits, and the sequences of the first rows; further rows are padding.
 
-        `rope_deltas` is what is added to a position to make it a rotary one, where that is not 0.
+        `device_tokens` has the last token of every request whose `in_flight` is set, `rope_deltas` what is
+        added to a position to make it a rotary one, where that is not 0.
         """
         changes = self._slots.assign([chunk.sequence for chunk in plan])
         requests = self._slots.requests
         try:
             self._fill(requests, bucket, changes, device_tokens, rope_deltas)
-            return StaticLogits(self._compute(bucket), requests)
+            return self._compute(bucket), requests
         except BaseException:
             self._slots.invalidate()
             raise
@@ -176,13 +164,11 @@ class StaticDecoder:
 
 @dataclass(slots=True)
 class _Slot:
-    """The state of one row's block table on the device."""
-
     request: TokenSequence
     blocks: list[int]
     """The list object of the request; after a preemption it has another one."""
     num_synced_blocks: int = 0
-    """Number of leading blocks that the device's table has."""
+    """Leading blocks that the device's table has."""
 
 
 class DecodeSlots:
@@ -199,14 +185,13 @@ class DecodeSlots:
         self._slots: list[_Slot] = []
         self._row_of: dict[TokenSequence, int] = {}
         self._table_lengths: list[int] = []
-        """Number of blocks in each row's table, free rows included."""
+        """Blocks in each row's table, free rows included."""
         self._changes: dict[int, int] = {}
         self._invalid = False
         """The content of the device's tables is unknown."""
 
     @property
     def requests(self) -> list[TokenSequence]:
-        """In the order of their rows."""
         return [slot.request for slot in self._slots]
 
     def assign(self, requests: Sequence[TokenSequence]) -> dict[int, int]:

@@ -17,7 +17,6 @@ OUT_OF_MEMORY_PHRASES = (
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Translates errors of torch into `OutOfMemory` and `EngineFault`."""
     try:
         yield
         return

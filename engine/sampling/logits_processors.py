@@ -26,12 +26,8 @@ UNSEEN = -1.0
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
-    return (
-        sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-        or sampling.repetition_penalty != 1
-        or bool(sampling.logit_bias)
-    )
+    counts_tokens = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(counts_tokens or sampling.repetition_penalty != 1 or sampling.logit_bias)
 
 
 class TokenCounts:
@@ -93,7 +89,6 @@ class PenaltyTable:
         """Number of entries of each row's `changed` that are in the table."""
         self._cells = np.empty((0, 0), np.int64)
         self._numbers = np.empty((2, 0, 0), np.float32)
-        """Counts and biases."""
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
@@ -136,7 +131,6 @@ class PenaltyTable:
                 self._numbers[:, line, :size] = own.counts, own.biases
 
     def _update(self, vocab_size: int) -> None:
-        """Writes newly counted tokens."""
         for line, own in enumerate(self._counts):
             num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
             for index in own.changed[num_synced:]:
@@ -149,16 +143,12 @@ class PenaltyTable:
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
-    """Restores the logits that `PenaltyTable.apply` changed."""
     cells, before = change
     logits.view(-1)[cells] = before
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
-    """Sets the logits of these tokens to -inf, in place; `token_ids` has one set per entry of `rows`.
-
-    `logits` must be contiguous.
-    """
+    """Sets logits to -inf, in place, in contiguous `logits`; `token_ids` has a set for each of `rows`."""
     size = logits.shape[1]
     cells = [row * size + token_id for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
     logits.view(-1).index_fill_(0, to_device(cells, torch.long, logits.device), -inf)

@@ -1,11 +1,8 @@
 """`SamplingBatch`: logits `[rows, vocabulary]` to one token id a row with logprobs; state between steps.
 
-Engine thread. A row's token depends only on the row's logits and its `RowSampling`, not on other rows or on
-the state of a random generator.
-
-Order: raw logprobs are computed; logit bias and penalties, then masks, change the logits; temperature divides
-them; top_k, top_p and min_p restrict the candidates; one token is sampled. The host gets the results in one
-transfer.
+A row's token depends only on the row's logits and its `RowSampling`, not on other rows or a generator's
+state. Order: raw logprobs; logit bias and penalties, then masks; temperature; top_k, top_p and min_p restrict
+the candidates; one token is sampled. The host gets the results in one transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,13 +28,12 @@ from engine.sampling.token_sampler import TokenSampler
 from engine.scheduling.sequence import TokenSequence
 
 Mask = Callable[[Tensor], None]
-"""Sets the logits of disallowed tokens to -inf, in place, for all rows of the step. Runs after biases and
-penalties and before sampling."""
+"""Sets the logits of disallowed tokens of the step to -inf, in place, after biases and penalties."""
 
 
 @dataclass(slots=True)
 class RowSampling:
-    """Sampling state of one row. From step to step only `position`, `masked_ids` and `counts` change."""
+    """From step to step only `position`, `masked_ids` and `counts` change."""
 
     sampling: SamplingParams
     position: int
@@ -45,11 +41,9 @@ class RowSampling:
     counts: TokenCounts | None = None
     """Token counts for biases and penalties; None if the request has none."""
     masked_ids: frozenset[int] = frozenset()
-    """Tokens that must not be sampled in this step."""
     logprobs: int | None = None
-    """Return the logprob of the sampled token and of this many top tokens; None returns nothing."""
+    """As `EngineRequest.logprobs`, and the next."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Return the logprobs of these ids instead of the top tokens."""
 
 
 class SamplingBatch:
@@ -79,7 +73,6 @@ class SamplingBatch:
             self._logprob_row_index = to_device(self._logprob_rows, torch.long, device)
 
     def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
-        """`begin` and `read` in one call."""
         return self.begin(logits, mask).read()
 
     def begin(self, logits: Tensor, mask: Mask | None = None) -> "PendingSample":
@@ -105,38 +98,13 @@ class SamplingBatch:
             selected = self._select_logprob_rows(token_ids)[:, None]
             chosen = self._select_logprob_rows(logits).gather(1, selected)[:, 0]
             numbers = torch.cat((numbers.flatten(), pending_logprobs.numbers(chosen).flatten()))
-        return PendingSample(
-            token_ids, numbers.flatten(), self._logprob_rows, self._logprob_counts, self._logprob_ids
-        )
+        return PendingSample(token_ids, numbers.flatten(), self)
 
-    def _select_logprob_rows(self, tensor: Tensor) -> Tensor:
-        return tensor if self._logprob_row_index is None else tensor[self._logprob_row_index]
+    def read(self, numbers: Sequence[float], count: int) -> list[SampledToken | RowFailure]:
+        """One entry for each of `count` rows; `RowFailure` where logits are NaN or all masked.
 
-
-class PendingSample:
-    """Sampled tokens on the device, with their transfer to the host under way."""
-
-    def __init__(
-        self,
-        token_ids: Tensor,
-        numbers: Tensor,
-        logprob_rows: Sequence[int],
-        logprob_counts: Sequence[int],
-        logprob_ids: Sequence[Sequence[int]],
-    ) -> None:
-        """`numbers` `[n]`, doubles: the token of each row, its highest logit, then for each row of
-        `logprob_rows` the layout of `RowLogprobs.numbers`: `logprob_counts` top tokens or `logprob_ids`.
+        `numbers`: tokens, highest logits, and of rows with logprobs `RowLogprobs.numbers`.
         """
-        self.token_ids = token_ids
-        self._logprob_rows = logprob_rows
-        self._logprob_counts = logprob_counts
-        self._logprob_ids = logprob_ids
-        self._transfer = AsyncToHost(numbers)
-
-    def read(self) -> list[SampledToken | RowFailure]:
-        """Waits for the transfer. One entry a row; `RowFailure` where logits are NaN or all masked."""
-        numbers = self._transfer.read()[0].tolist()
-        count = len(self.token_ids)
         logprobs_of: list[TokenLogprobs | None] = [None] * count
         if self._logprob_rows:
             size = (len(numbers) - 2 * count) // len(self._logprob_rows)
@@ -149,6 +117,22 @@ class PendingSample:
             SampledToken(int(token_id), of_row) if isfinite(high) else _row_failure(high)
             for token_id, high, of_row in sampled
         ]
+
+    def _select_logprob_rows(self, tensor: Tensor) -> Tensor:
+        return tensor if self._logprob_row_index is None else tensor[self._logprob_row_index]
+
+
+class PendingSample:
+    """Sampled tokens on the device, with their transfer to the host under way."""
+
+    def __init__(self, token_ids: Tensor, numbers: Tensor, batch: SamplingBatch) -> None:
+        """`numbers` `[n]`, doubles, are read by `batch`."""
+        self.token_ids = token_ids
+        self._batch = batch
+        self._transfer = AsyncToHost(numbers)
+
+    def read(self) -> list[SampledToken | RowFailure]:
+        return self._batch.read(self._transfer.read()[0].tolist(), len(self.token_ids))
 
 
 def _row_failure(highest: float) -> RowFailure:
@@ -171,7 +155,6 @@ class SamplingBatches:
         self._batch = SamplingBatch((), vocab_size, device)
 
     def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
-        """The batch of these sequences, updated to their current tokens."""
         if sequences != self._sequences:
             self._batch = SamplingBatch(
                 [self._row_sampling(s) for s in sequences], self._vocab_size, self._device

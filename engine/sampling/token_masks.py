@@ -18,17 +18,10 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(slots=True)
 class Masks:
-    """The masks of some rows of a step."""
-
     of: dict[int, bytes] = field(default_factory=dict)
     """By row: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
     failed: dict[int, str] = field(default_factory=dict)
     """By row: why no token can be sampled. Such a row's mask is missing or meaningless."""
-
-
-def mask_stride(vocab_size: int) -> int:
-    """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
-    return (vocab_size + 32) // 32 * 4
 
 
 class _NoToken(Exception):
@@ -45,7 +38,7 @@ class GrammarMatcher:
         """Number of the request's tokens that the matcher has consumed or skipped, the prompt included."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Consumes new tokens; `tokens` is prompt and output so far."""
+        """`tokens` is prompt and output so far."""
         if self._num_consumed < len(tokens):
             self.ll_matcher.consume_tokens(list(tokens[self._num_consumed :]))
             self._num_consumed = len(tokens)
@@ -76,10 +69,7 @@ class GrammarMatchers:
         return masks
 
     def allows(self, sequence: TokenSequence, token_id: int) -> bool:
-        """Whether the grammar allows this token next; much faster than a mask. False if the grammar failed.
-
-        The sequence must have a grammar.
-        """
+        """Whether the sequence's grammar allows this token next; faster than a mask. False if it failed."""
         assert self._compiler is not None
         matcher = self._advanced_matcher(self._compiler, sequence).ll_matcher
         if token_id in sequence.request.stop_ids:
@@ -144,7 +134,6 @@ class ThinkingState:
         self._inside = budget.open
         self._count = budget.spent if budget.open else 0
         self._ending = 0
-        """Number of tokens of `budget.end` that have been forced."""
 
     @property
     def forced(self) -> int | None:
@@ -154,7 +143,7 @@ class ThinkingState:
         return self._budget.end[self._ending]
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Processes new tokens; `tokens` is prompt and output so far."""
+        """`tokens` is prompt and output so far."""
         while self._read < len(tokens):
             forced = self.forced
             self._read += 1
@@ -178,17 +167,17 @@ class ThinkingState:
 
 
 class RequestRules:
-    """The allowed ids, bad words and thinking budget of one request."""
-
     def __init__(self, request: EngineRequest, vocab_size: int) -> None:
         self._begin = len(request.prompt) - request.output_offset
         self._thinking = None
         if request.thinking_budget is not None:
             self._thinking = ThinkingState(request.thinking_budget, self._begin)
-        self._size = mask_stride(vocab_size)
-        self._stops = self._bits(request.stop_ids)
+        self._size = (vocab_size + 32) // 32 * 4
+        """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
         allowed = request.sampling.allowed_token_ids
         self._allowed = self._bits(allowed) if allowed else None
+        self._allowed_or_stops = self._bits((*allowed, *request.stop_ids)) if allowed else None
+        """Stop ids are always allowed where the grammar may end."""
         self._words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         """Bad words of several tokens, by their last token but one."""
         self._always = {word[0] for word in request.sampling.bad_words if len(word) == 1}
@@ -197,20 +186,16 @@ class RequestRules:
                 self._words[word[-2]].append(word)
 
     def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
-        """The mask of allowed tokens, within that of the grammar if there is one; None allows all.
-
-        A mask of zeros allows none.
-        """
+        """The mask of allowed tokens, within the grammar's if there is one; None allows all, zeros none."""
         if self._thinking is not None:
             self._thinking.advance(tokens)
             if self._thinking.forced is not None:
                 alone = self._bits([self._thinking.forced])
                 if grammar is None or not _is_empty(_and(alone, grammar)):
                     return alone
-        allowed = self._allowed
+        allowed, within_grammar = self._allowed, self._allowed_or_stops
         if grammar is not None:
-            # Stop ids are always allowed where the grammar may end.
-            allowed = grammar if allowed is None else _and(_or(allowed, self._stops), grammar)
+            allowed = grammar if within_grammar is None else _and(within_grammar, grammar)
         banned = self._banned(tokens)
         if not banned:
             return allowed
@@ -221,7 +206,6 @@ class RequestRules:
         return allowed if grammar is not None and _is_empty(rest) else bytes(rest)
 
     def _banned(self, tokens: Sequence[int]) -> set[int]:
-        """The tokens that would complete a bad word."""
         if len(tokens) <= self._begin or tokens[-1] not in self._words:
             return self._always
         banned = set(self._always)
@@ -269,6 +253,16 @@ class SamplingRules:
         return rules
 
 
+class TokenMasks:
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
+        self._rules = SamplingRules(vocab_size)
+        self.grammars = GrammarMatchers(compiler)
+
+    def of(self, sequences: Sequence[TokenSequence]) -> Masks | None:
+        """The masks for the next token of these sequences; None if any token may come in all of them."""
+        return self._rules.restrict(sequences, self.grammars.masks(sequences))
+
+
 def has_rules(request: EngineRequest) -> bool:
     """Whether the request has rules for `SamplingRules`, beside its grammar."""
     return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
@@ -280,7 +274,3 @@ def _is_empty(bits: bytes | bytearray) -> bool:
 
 def _and(left: bytes, right: bytes) -> bytes:
     return (int.from_bytes(left, "little") & int.from_bytes(right, "little")).to_bytes(len(left), "little")
-
-
-def _or(left: bytes, right: bytes) -> bytes:
-    return (int.from_bytes(left, "little") | int.from_bytes(right, "little")).to_bytes(len(left), "little")

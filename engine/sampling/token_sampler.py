@@ -71,14 +71,11 @@ class RowGroup:
             self.top_p_places.sort(key=lambda row: -attempts[row])
             self.top_p_attempts = [attempts[row] for row in self.top_p_places]
         self.top_p_rows = to_device(self.top_p_places, torch.long, device) if self.top_p_places else None
-        """`top_p_places` as a tensor; None if there are none."""
         self.large_top_k = [(row, s.top_k) for row, s in enumerate(params) if s.top_k > TOP_K_LIST_SIZES[-1]]
         """(index in the group, top_k) of rows with a top_k above `TOP_K_LIST_SIZES`."""
 
 
 class TokenSampler:
-    """Samples the rows of one batch in successive steps."""
-
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> None:
         greedy_rows, full_rows = [], []
         top_k_rows: list[list[int]] = [[] for _ in TOP_K_LIST_SIZES]
@@ -121,8 +118,8 @@ class TokenSampler:
     def _row_maxima(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Highest logit and argmax of each row; the argmax is only computed if there are greedy rows."""
         if logits.shape[1] < SMALL_VOCABULARY:
-            values, token_ids = logits.max(dim=1)
-            return values, token_ids
+            highest, token_ids = logits.max(dim=1)
+            return highest, token_ids
         maxima = chunk_max(logits)
         highest = maxima.amax(dim=1)
         if self._greedy is None:

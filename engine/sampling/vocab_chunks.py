@@ -55,21 +55,13 @@ def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The `count` highest values of each row and their columns, as `torch.topk`; any among equal ones.
-
-    They lie in the `count` chunks with the highest maxima, so only these are searched.
-    """
+    """As `torch.topk`, any among equal ones: they lie in the `count` chunks with the highest maxima."""
     if rows.shape[1] < 2 * count * CHUNK_WIDTH:
         return rows.topk(count, dim=1)
     chunked, rest = _split(rows)
     maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
-    chunks = maxima.topk(count, dim=1, sorted=False).indices[:, :, None]
-    columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
-    candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
-    if rest.shape[1]:
-        last = torch.arange(rows.shape[1] - rest.shape[1], rows.shape[1], device=rows.device)
-        columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
-        candidates = torch.cat((candidates, rest), dim=1)
+    chunks = maxima.topk(count, dim=1, sorted=False).indices
+    candidates, columns = _candidates(chunked, rest, chunks)
     values, places = candidates.topk(count, dim=1)
     return values, columns.gather(1, places)
 
@@ -82,22 +74,28 @@ def top_by_key(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[
     comes after those of all of them.
     """
     size = rows.shape[1]
-    chunked, rest = _split(rows)
-    if size < 2 * count * CHUNK_WIDTH:
-        candidates, columns = rows, torch.arange(size, device=rows.device)
-    else:
+    candidates, columns = rows, torch.arange(size, device=rows.device)
+    if size >= 2 * count * CHUNK_WIDTH:
+        chunked, rest = _split(rows)
         maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
-        chunk_keys = _order_keys(maxima, torch.arange(maxima.shape[1], device=rows.device))
-        chunks = _column_of_key(chunk_keys.topk(count, dim=1, sorted=False).values)[:, :, None]
-        columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
-        candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
-        if rest.shape[1]:
-            last = torch.arange(size - rest.shape[1], size, device=rows.device)
-            columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
-            candidates = torch.cat((candidates, rest), dim=1)
+        keys = _order_keys(maxima, torch.arange(maxima.shape[1], device=rows.device))
+        chunks = _column_of_key(keys.topk(count, dim=1, sorted=False).values)
+        candidates, columns = _candidates(chunked, rest, chunks)
     keys = _order_keys(candidates, columns).topk(min(count, size), dim=1).values
     token_ids = _column_of_key(keys)
     return rows.gather(1, token_ids), token_ids
+
+
+def _candidates(chunked: Tensor, rest: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of each row's `chunks` `[rows, n]` and of the rest at the end, and their columns."""
+    columns = (chunks[:, :, None] * CHUNK_WIDTH + _chunk_offsets(rest.device)).flatten(1)
+    candidates = chunked.gather(1, chunks[:, :, None].expand(-1, -1, CHUNK_WIDTH)).flatten(1)
+    if rest.shape[1]:
+        begin = chunked.shape[1] * CHUNK_WIDTH
+        last = torch.arange(begin, begin + rest.shape[1], device=rest.device)
+        columns = torch.cat((columns, last.expand(len(rest), -1)), dim=1)
+        candidates = torch.cat((candidates, rest), dim=1)
+    return candidates, columns
 
 
 LOW_BITS = 0xFFFFFFFF
@@ -140,10 +138,7 @@ def _gather_chunk(rows: Tensor, chunk: Tensor, padding: float) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, point: Tensor) -> Tensor:
-    """`[rows, 1]`: the first index with a value above `point`, at most the last index that increases the sum.
-
-    Rounding can make `point` equal to the total.
-    """
+    """`[rows, 1]`: the first index above `point`, at most the last increase: `point` may be the total."""
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     first = torch.searchsorted(cumulative, point, right=True)
     return first.minimum(last).clamp_(max=cumulative.shape[1] - 1)

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from engine.request import EngineRequest
 
 BLANK_BLOCK = 0
-"""Never allocated and never written. Padding of block tables points to it, so its content must stay
-finite."""
+"""Never allocated, never written. Padding of block tables points to it, so its content stays finite."""
 
 
 def root_digest(salt: str, adapter: str = "") -> bytes:

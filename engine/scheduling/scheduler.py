@@ -70,8 +70,6 @@ CALM_STEPS = 100
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Monotonic counters; see `statistics.Stats`."""
-
     computed_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -117,8 +115,6 @@ def blocks_outside_images(images: Sequence[PromptImage], blocks: int, block_size
 
 
 class Scheduler:
-    """All accepted sequences that have not ended, and the block pool."""
-
     def __init__(self, limits: SchedulerLimits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
         self.counters = tally or SchedulerCounters()
@@ -146,7 +142,6 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def sequences(self) -> Iterator[TokenSequence]:
-        """All sequences that have not ended."""
         yield from self._running
         yield from self._waiting
 
@@ -252,7 +247,6 @@ class Scheduler:
         return True
 
     def last_of(self, plan: SchedulerOutput) -> TokenSequence:
-        """The request of the plan that is last in the order."""
         return max((chunk.sequence for chunk in plan), key=_rank)
 
     def check_integrity(self) -> None:
@@ -321,10 +315,7 @@ class Scheduler:
             self._admit(sequence, spare)
 
     def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
-        """Moves a sequence from waiting to running if there are blocks for all its tokens so far.
-
-        Preempts as few of the `spare` requests as needed, in their order; none may be in the plan yet.
-        """
+        """Runs a waiting sequence if its tokens have blocks; preempts as few of `spare` as needed."""
         if sequence.in_flight or self._is_pending(sequence.awaited_digest, sequence):
             return False
         digests = self.prepare(sequence)
@@ -333,8 +324,9 @@ class Scheduler:
             size, images = self.limits.block_size, sequence.request.images
             del cached_blocks[blocks_outside_images(images, len(cached_blocks), size) :]
         fresh_digests = digests[len(cached_blocks) :]
-        sequence.awaited_digest = self._last_pending(fresh_digests, sequence)
-        if sequence.awaited_digest is not None:
+        pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), fresh_digests))
+        sequence.awaited_digest = pending[-1] if pending else None
+        if pending:
             return False
         self.pool.acquire(cached_blocks)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(cached_blocks)
@@ -380,11 +372,6 @@ class Scheduler:
             free += sum(released[block] == self.pool.ref_count(block) for block in victims[-1].blocks)
         return victims
 
-    def _last_pending(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
-        """The last of the leading blocks that other requests are about to compute; None if there is none."""
-        pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), digests))
-        return pending[-1] if pending else None
-
     def _is_pending(self, digest: bytes | None, sequence: TokenSequence) -> bool:
         """Whether a running request of the same or a better priority is about to compute this block."""
         owner = None if digest is None else self._pending_blocks.get(digest)
@@ -413,7 +400,6 @@ class Scheduler:
         sequence.num_cached_blocks = 0
 
     def _drop_pending(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:
-        """Removes pending blocks of this sequence, so that no request waits for them."""
         for digest in digests:
             if self._pending_blocks.get(digest) is sequence:
                 del self._pending_blocks[digest]

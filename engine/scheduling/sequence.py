@@ -12,14 +12,10 @@ class TokenSequence:
     """Prompt and output of one request as one growing list of token ids."""
 
     def __init__(
-        self,
-        request: EngineRequest,
-        digests: Sequence[bytes] = (),
-        compiled: CompiledGrammar | None = None,
+        self, request: EngineRequest, digests: Sequence[bytes] = (), compiled: CompiledGrammar | None = None
     ) -> None:
         self.request = request
         self.compiled = compiled
-        """The compiled grammar, if the request has one."""
         self.ends = request.ends
         """The tokens that end a request without a grammar."""
         self.admission_order: int | None = None
@@ -29,23 +25,19 @@ class TokenSequence:
         self.in_flight = False
         """A further token has been sampled and not read: see `core.engine_core`."""
         self.num_computed_tokens = 0
-        """Number of leading tokens whose keys and values are in `blocks`."""
+        """Number of leading tokens whose keys and values are in `blocks`, and of those that are finite."""
         self.num_finite_tokens = 0
-        """Number of leading tokens whose keys and values are known to be finite."""
         self.num_written_tokens = 0
         """Number of leading tokens that may have been written to `blocks`, also by steps not yet read."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = list(digests)
-        """Digests of the full blocks of `tokens`, computed on demand. A function of tokens, salt and adapter,
-        so they survive a preemption."""
+        """Digests of the full blocks of `tokens`, computed on demand; they survive a preemption."""
         self.num_cached_blocks = 0
-        """Number of leading blocks in the pool's prefix cache."""
         self.awaited_digest: bytes | None = None
         """The digest of a block that another request is about to compute for both."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the request first ran; None until then."""
         self.num_prompt_logprobs_sent = 0
-        """Number of leading prompt tokens whose logprobs have been delivered."""
         self.accepted_at = 0.0
         self.started_at: float | None = None
         """When the first step that computes it began; the times are monotonic and set by their owner."""

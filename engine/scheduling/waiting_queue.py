@@ -41,17 +41,15 @@ class FairWaitingQueue:
                 yield from account.queue
 
     def push(self, sequence: TokenSequence) -> None:
-        """Adds a new request."""
         self._levels[sequence.request.priority].push(sequence)
         self._count += 1
 
     def requeue(self, sequence: TokenSequence) -> None:
-        """Adds a preempted request."""
         insort(self._levels[sequence.request.priority].preempted, sequence, key=admission_order_of)
         self._count += 1
 
     def peek(self) -> TokenSequence:
-        """The next request. The queue must not be empty."""
+        """The queue must not be empty."""
         return self._levels[self.best_priority()].peek()
 
     def best_priority(self) -> int:
@@ -91,7 +89,6 @@ class FairWaitingQueue:
         level.pop(sequence, cost)
 
     def charge(self, sequence: TokenSequence, tokens: int = 1) -> None:
-        """Counts sampled tokens of a running request."""
         request = sequence.request
         self._levels[request.priority].accounts[request.fairness_key].served_tokens += tokens
 
@@ -106,28 +103,21 @@ class FairWaitingQueue:
 
 @dataclass(slots=True, eq=False)
 class _KeyAccount:
-    """One fairness key within one priority."""
-
     queue: dict[TokenSequence, None] = field(default_factory=dict)
     """Requests that were never admitted, oldest first."""
     served_tokens: int = 0
     last_admission: int = 0
     unfinished: int = 0
-    """Number of its requests that have not ended."""
 
 
 class _PriorityLevel:
-    """The requests of one priority."""
-
     def __init__(self) -> None:
         self.preempted: list[TokenSequence] = []
         self.accounts: defaultdict[str, _KeyAccount] = defaultdict(_KeyAccount)
         self.unfinished = 0
         self._min_served_tokens = 0
-        """Starting value of new accounts: served tokens of the last admitted key before that admission, as a
-        running maximum."""
+        """Start of new accounts: served tokens of the last admitted key before, as a running maximum."""
         self._queued_accounts: dict[str, _KeyAccount] = {}
-        """The accounts with a non-empty queue."""
         self._prune_above = MIN_ACCOUNTS_TO_PRUNE
 
     @property
@@ -162,7 +152,11 @@ class _PriorityLevel:
         account.served_tokens += cost
         self._unqueue(sequence, account)
         if len(self.accounts) > self._prune_above:
-            self._prune_accounts()
+            # Idle accounts at or below the starting value: new ones would be equal.
+            for name, other in list(self.accounts.items()):
+                if not other.unfinished and other.served_tokens <= self._min_served_tokens:
+                    del self.accounts[name]
+            self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
     def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
         account = self.accounts[sequence.request.fairness_key]
@@ -172,13 +166,6 @@ class _PriorityLevel:
             self.preempted.remove(sequence)
         elif waiting:
             self._unqueue(sequence, account)
-
-    def _prune_accounts(self) -> None:
-        """Drops idle accounts at or below the starting value: a new account would be equal."""
-        for name, account in list(self.accounts.items()):
-            if not account.unfinished and account.served_tokens <= self._min_served_tokens:
-                del self.accounts[name]
-        self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
     def _unqueue(self, sequence: TokenSequence, account: _KeyAccount) -> None:
         del account.queue[sequence]

@@ -25,9 +25,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def _object_of(kind: type[S], *sources: object, **values: Any) -> S:
-    """The object with `values`, and for its other fields the attributes of that name of the first source that
-    has one.
-    """
+    """The object with `values`, and for other fields the attribute of the first source that has one."""
     for name in kind.__struct_fields__:
         source = next((source for source in sources if hasattr(source, name)), None)
         if name not in values and source is not None:
@@ -65,17 +63,7 @@ def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | N
     return _object_of(objects.Tenant, stored, settings, settings.limits, id=name, budget=budget, **own)
 
 
-def key_object(key: StoredKey, now: datetime, standing: Standing | None) -> objects.Key:
-    return _key_object(objects.Key, key, now, standing)
-
-
-def created_key_object(
-    key: StoredKey, now: datetime, standing: Standing | None, text: str, replaces: str | None
-) -> objects.CreatedKey:
-    return _key_object(objects.CreatedKey, key, now, standing, value=text, replaces=replaces)
-
-
-def _key_object(kind: type[S], key: StoredKey, now: datetime, standing: Standing | None, **more: Any) -> S:
+def key_object(kind: type[S], key: StoredKey, now: datetime, standing: Standing | None, **more: Any) -> S:
     limits = key.properties.limits
     state: KeyState = "valid" if key.is_valid(now) else "expired" if key.revoked_at is None else "revoked"
     budget = _budget(limits, standing)

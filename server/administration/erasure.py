@@ -31,10 +31,7 @@ def refuse_own_tenant(subject: Subject, tenant: str) -> None:
 
 
 def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome:
-    """Counts the rows that an erasure would remove.
-
-    Raises InvalidRequest, NotFound if there are none, or DatabaseError.
-    """
+    """Counts what would be removed. Raises InvalidRequest, NotFound for nothing, or DatabaseError."""
     check_subject(subject)
     outcome = Erasure(database, subject, lease_seconds).count()
     if not (outcome.rows or outcome.unfinished):
@@ -45,10 +42,7 @@ def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome
 def erase(
     database: Database, actor: Actor, subject: Subject, lease_seconds: float, seconds: float
 ) -> Outcome:
-    """Erases for about so many seconds; the outcome says whether anything is left for another call.
-
-    Raises InvalidRequest, NotFound if there was nothing to erase, or DatabaseError.
-    """
+    """Erases for about so many seconds; the outcome says whether anything is left. Raises as `count` does."""
     check_subject(subject)
     outcome = Erasure(database, subject, lease_seconds).run(seconds)
     outcome.rows = +outcome.rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from server.administration.actor import Actor, described
-from server.administration.api_objects import created_key_object, key_object
+from server.administration.api_objects import key_object
 from server.administration.request_fields import with_request
 from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
@@ -38,22 +38,16 @@ def make_key(key_id: str | None = None) -> NewKey:
     return NewKey(key_id, text, digest_of(text))
 
 
-def idempotent_id(actor: Actor, idempotency_key: str) -> str:
-    """The id of the key that an actor makes with an idempotency key: a second one would have the same id."""
-    return hashlib.sha256(f"{actor.name}\0{idempotency_key}".encode()).hexdigest()[:16]
-
-
 def create_key(
     connection: Connection, actor: Actor, request: CreateKey, idempotency_key: str | None = None
 ) -> CreatedKey:
-    """A new key of a tenant.
-
-    Raises InvalidRequest; Conflict if the actor has made a key with this idempotency key before, whose text
-    is in no second answer.
-    """
+    """A new key. Raises InvalidRequest; Conflict if this idempotency key has made one already."""
     properties = with_request(KeyProperties(), request)
     _check_expiry(connection, properties)
-    key = make_key(None if idempotency_key is None else idempotent_id(actor, idempotency_key))
+    key_id = None
+    if idempotency_key is not None:  # a second key would have the same id
+        key_id = hashlib.sha256(f"{actor.name}\0{idempotency_key}".encode()).hexdigest()[:16]
+    key = make_key(key_id)
     if not stored_keys.insert_key(connection, request.tenant, key.id, key.digest, properties):
         raise Conflict(
             f"With this Idempotency-Key the key {key.id} was made already. Its text is shown once; rotate it "
@@ -78,10 +72,10 @@ def update_key(connection: Connection, actor: Actor, key_id: str, request: Updat
 
 
 def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> CreatedKey:
-    """A new key with the same properties; the old one expires after the overlap, or as it was to before.
+    """A new key with the same properties, which lives as long; the old one expires after the overlap at most.
 
-    A key with an expiry has a successor that lives as long as the key was made for. Both count as one for
-    limits and budgets. Raises NotFound; Conflict for a key that was rotated before or has expired.
+    Both count as one for limits and budgets. Raises NotFound; Conflict for a key that was rotated or has
+    expired.
     """
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
@@ -103,8 +97,7 @@ def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timed
 
 
 def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) -> int:
-    """Revokes a key. With `end` all that runs with it ends, on every replica, within about a second; a key
-    that was revoked before can be ended, too.
+    """Revokes a key; with `end`, also one revoked before, all that runs with it ends within about a second.
 
     Returns how many of its stored responses had not ended. Raises NotFound.
     """
@@ -139,10 +132,11 @@ def _created(connection: Connection, key: NewKey, replaces: str | None) -> Creat
     stored = stored_keys.get(connection, key.id)
     assert stored is not None
     standing = budgets.of_keys(connection, [stored]).get(stored.id)
-    return created_key_object(stored, clock(connection), standing, key.text, replaces)
+    text = {"value": key.text, "replaces": replaces}
+    return key_object(CreatedKey, stored, clock(connection), standing, **text)
 
 
 def key_objects(connection: Connection, stored: Sequence[StoredKey]) -> list[Key]:
     """The keys as the admin API shows them, with what is left of their budgets."""
     now, standings = clock(connection), budgets.of_keys(connection, stored)
-    return [key_object(key, now, standings.get(key.id)) for key in stored]
+    return [key_object(Key, key, now, standings.get(key.id)) for key in stored]

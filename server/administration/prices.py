@@ -18,8 +18,7 @@ def set_price(connection: Connection, actor: Actor, request: SetPrice) -> Stored
     rates = (Decimal(rate) for rate in (request.input, cached, request.output))
     price = StoredPrice(request.model, valid_from, *rates)
     prices.set_price(connection, price)
-    details = {
-        name: as_json(getattr(price, name)) for name in ("input", "cached_input", "output", "valid_from")
-    }
+    names = ("input", "cached_input", "output", "valid_from")
+    details = {name: as_json(getattr(price, name)) for name in names}
     actor.record(connection, "price.set", None, price.model, details)
     return price

@@ -1,7 +1,6 @@
 """Fields of the admin API's requests, of which command options and forms are made; requests read and applied.
 
-A request's struct says of each field its type, bounds and what it is for. So the API, the commands and the
-console check the same things in the same words.
+So the API, the commands and the console check the same things in the same words.
 """
 
 from collections.abc import Mapping
@@ -52,11 +51,8 @@ def fields_of(request: type[Struct]) -> Mapping[str, RequestField]:
     """The described fields of a request, by name."""
     described = kinds.type_info(request)
     assert isinstance(described, kinds.StructType)
-    return {
-        one.name: _field(one)
-        for one in described.fields
-        if isinstance(one.type, kinds.Metadata) and one.type.extra_json_schema
-    }
+    metadata = [(one, one.type) for one in described.fields if isinstance(one.type, kinds.Metadata)]
+    return {one.name: _field(one) for one, kind in metadata if kind.extra_json_schema}
 
 
 def _field(field: kinds.Field) -> RequestField:

@@ -13,13 +13,7 @@ from server.administration.actor import Actor
 from server.administration.request_fields import with_request
 from server.caller import check_tenant
 from server.errors import InvalidRequest, NotFound
-from server.outbound_http.allowed_addresses import (
-    AllowedAddresses,
-    Refused,
-    check_url,
-    host_and_port,
-    read_url,
-)
+from server.outbound_http import allowed_addresses
 from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webhook_id, webhook_endpoint_id
 from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import Seal
@@ -49,7 +43,7 @@ def create_endpoint(
     connection: Connection,
     actor: Actor,
     seal: Seal,
-    allowed: AllowedAddresses,
+    allowed: allowed_addresses.AllowedAddresses,
     tenant: str,
     request: CreateEndpoint,
 ) -> NewSecret:
@@ -71,7 +65,7 @@ def create_endpoint(
 def update_endpoint(
     connection: Connection,
     actor: Actor,
-    allowed: AllowedAddresses,
+    allowed: allowed_addresses.AllowedAddresses,
     endpoint: StoredEndpoint,
     request: UpdateEndpoint,
 ) -> StoredEndpoint:
@@ -81,11 +75,8 @@ def update_endpoint(
     details: dict[str, object] = {}
     if after != before:
         details["host"] = _check(after, allowed)
-        details["changed"] = sorted(
-            name
-            for name in EndpointProperties.__dataclass_fields__
-            if getattr(after, name) != getattr(before, name)
-        )
+        names = EndpointProperties.__dataclass_fields__
+        details["changed"] = sorted(name for name in names if getattr(after, name) != getattr(before, name))
         endpoints.set_properties(connection, endpoint.id, after)
     if enabled is not UNSET and enabled == (endpoint.disabled_at is not None):
         details["enabled"] = enabled
@@ -100,10 +91,7 @@ def update_endpoint(
 def rotate_secret(
     connection: Connection, actor: Actor, seal: Seal, endpoint: StoredEndpoint, overlap: timedelta
 ) -> NewSecret:
-    """Gives the locked endpoint a new secret; for `overlap` events are signed with both.
-
-    Raises InvalidRequest.
-    """
+    """Gives the locked endpoint a new secret; for `overlap` both sign events. Raises InvalidRequest."""
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
     secret = make_secret()
@@ -123,10 +111,7 @@ def delete_endpoint(connection: Connection, actor: Actor, endpoint: StoredEndpoi
 
 
 def redeliver(connection: Connection, actor: Actor, endpoint: StoredEndpoint, delivery: str | None) -> int:
-    """Makes a delivery due again, or without one the newest that were given up; returns how many.
-
-    Raises NotFound.
-    """
+    """Makes a delivery due again, or the newest that were given up; returns how many. Raises NotFound."""
     chosen = None if delivery is None else parse_webhook_id(delivery)
     count = 0
     if delivery is None or chosen is not None:
@@ -151,11 +136,11 @@ def _sealed(seal: Seal, tenant: str, endpoint: UUID, secret: str) -> str:
     return seal.seal("webhook", tenant, webhook_endpoint_id(endpoint), secret)
 
 
-def _check(properties: EndpointProperties, allowed: AllowedAddresses) -> str:
+def _check(properties: EndpointProperties, allowed: allowed_addresses.AllowedAddresses) -> str:
     """The URL's host. Raises InvalidRequest for one that may not be called."""
     try:
-        url = read_url(properties.url)
-        check_url(url, allowed)
-    except Refused as refusal:
+        url = allowed_addresses.read_url(properties.url)
+        allowed_addresses.check_url(url, allowed)
+    except allowed_addresses.Refused as refusal:
         raise InvalidRequest(str(refusal), param="url") from None
-    return host_and_port(url)[0]
+    return allowed_addresses.host_and_port(url)[0]

@@ -344,7 +344,7 @@ class Admission:
 
     def _open(self, new: NewRun, run: AcceptedRun) -> Channel:
         response = new.response
-        if new.has_hosted_tools or new.turns.model_writes_summary:
+        if new.turns.may_have_next_turn:
             self._tool_loop.register(new.turns)
         on_abandoned: Callable[[UUID], None] = self._abandonment.add
         if not new.stored:

@@ -33,8 +33,7 @@ from server.protocol.responses.items import Compaction, Item, Message, images_of
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
 from server.request_input.resolve_input import read_request_input, reading_input, with_own_id
-from server.sealing.approval_tags import keep_approval_tag
-from server.sealing.sealed_items import unseal_items
+from server.sealing.sealed_items import keep_approval_tag, unseal_items
 from server.store.database import Database
 
 

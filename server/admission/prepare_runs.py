@@ -31,7 +31,7 @@ from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse, end_user
-from server.protocol.responses.tools import McpTool, Tool
+from server.protocol.responses.tools import Tool
 from server.request_input.item_settings import naming_tools_of_items, with_item_settings
 from server.request_input.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.request_input.template_input import read_templated_input
@@ -75,7 +75,6 @@ class NewRun:
     checked: CheckedRequest
     """The engine request of `prepared`."""
     turns: TurnBuilder
-    has_hosted_tools: bool
     idempotency_key: IdempotencyKey | None
     origin: Origin
     end_user: str | None
@@ -87,7 +86,7 @@ class NewRun:
     @property
     def waits_for_calls(self) -> bool:
         """Whether calls that the input approves are made before the engine gets a request."""
-        may_have_calls = self.has_hosted_tools and self.prepared.wants_output
+        may_have_calls = self.turns.has_hosted_tools and self.prepared.wants_output
         return may_have_calls and bool(approved_calls(self.resolved.items))
 
     @property
@@ -97,7 +96,7 @@ class NewRun:
         """
         request = self.resolved.request
         return (
-            self.has_hosted_tools
+            self.turns.has_hosted_tools
             or self.prepared.compaction is not None
             or (isinstance(request, ChoiceRequest) and request.streams_token_ids)
         )
@@ -105,7 +104,7 @@ class NewRun:
     @property
     def retained_input_bytes(self) -> int:
         """Bytes of the input, as JSON, that is kept until the response's end for a further turn."""
-        if not (self.has_hosted_tools or self.turns.model_writes_summary):
+        if not self.turns.may_have_next_turn:
             return 0
         return sum(len(encode_item(item)) for item in self.resolved_input.items)
 
@@ -163,7 +162,7 @@ class RunPreparation:
     ) -> NewRun:
         resolved, credentials = self._resolve(create.caller, request, response, resolved_input)
         request, tools = resolved.request, resolved.tools
-        prepared = first_turn(self.served, resolved, generate=create.generate)
+        prepared, turns = first_turn(self.served, resolved, credentials, generate=create.generate)
         engine_request = prepared.engine_request
         if engine_request.logprobs is not None:
             engine_request = _limit_logprobs(engine_request, request, len(create.choices))
@@ -171,12 +170,6 @@ class RunPreparation:
         checked = self._check(engine_request, request, tools)
         if prepared.next_engine_request is not None:
             self._check(prepared.next_engine_request, request, tools)
-        turns = TurnBuilder(
-            served=self.served,
-            resolved=resolved,
-            credentials=credentials,
-            model_writes_summary=prepared.compaction is not None and prepared.compaction.by_model,
-        )
         return NewRun(
             caller=create.caller,
             resolved=resolved,
@@ -185,7 +178,6 @@ class RunPreparation:
             stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=turns,
-            has_hosted_tools=any(isinstance(tool, McpTool) for tool in tools),
             idempotency_key=create.idempotency_key,
             origin=create.origin,
             end_user=end_user(request.user, request.safety_identifier)

@@ -21,7 +21,7 @@ from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenI
 from server.protocol.responses.tools import refuse_deferred
 
 COMPACTION = "compaction"
-_MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
+MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
 """The longest strings that requests may have. Not in the types, which also decode stored requests."""
 
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
@@ -142,7 +142,7 @@ def check_include(values: Sequence[str]) -> None:
 
 
 def _check_string_lengths(request: CreateResponse) -> None:
-    for param, most in _MAX_CHARACTERS.items():
+    for param, most in MAX_CHARACTERS.items():
         value = getattr(request, param)
         strings = [value] if isinstance(value, str) else value or ()
         if any(len(string) > most for string in strings):

@@ -8,8 +8,7 @@ from datetime import timedelta
 import msgspec
 
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
-from server.cli.option_types import DURATIONS, moment_or_duration, whole_number
-from server.cli.request_options import refuse_unknown_tenant
+from server.cli.options import DURATIONS, moment_or_duration, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, AuditLimits, Violation
@@ -20,8 +19,7 @@ from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
-from server.store.schema.compatibility import BEHIND, UNKNOWN
-from server.store.schema.upgrade import schema_state
+from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 
@@ -32,16 +30,10 @@ def add_commands(commands: Subcommands) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {text}" for name, text in INVARIANTS.items())
     command.add_argument("--tenant", help="only this tenant's responses")
-    command.add_argument(
-        "--since",
-        type=moment_or_duration,
-        help=f"only responses created since: {DURATIONS}, or 2026-11-20T08:00 (UTC)",
-    )
-    command.add_argument(
-        "--limit",
-        type=whole_number(1, 10**9, " of responses"),
-        help="only the newest N responses of each tenant",
-    )
+    says = f"only responses created since: {DURATIONS}, or 2026-11-20T08:00 (UTC)"
+    command.add_argument("--since", type=moment_or_duration, help=says)
+    says, count = "only the newest N responses of each tenant", whole_number(1, 10**9, " of responses")
+    command.add_argument("--limit", type=count, help=says)
     command.add_argument(
         "--quick", action="store_true", help="neither replay streams from the middle nor hash pictures"
     )
@@ -94,16 +86,11 @@ def _scope(connection: Connection, options: argparse.Namespace) -> Scope:
 
 def _line(violation: Violation, *, as_json: bool) -> str:
     name = response_id(violation.response_id) if violation.response_id is not None else None
+    invariant, tenant, sentence = violation.invariant, violation.tenant, violation.sentence
     if not as_json:
-        return f"{violation.invariant}\t{violation.tenant}\t{name or '-'}\t{violation.sentence}"
-    return msgspec.json.encode(
-        {
-            "invariant": violation.invariant,
-            "tenant": violation.tenant,
-            "response": name,
-            "sentence": violation.sentence,
-        }
-    ).decode()
+        return f"{invariant}\t{tenant}\t{name or '-'}\t{sentence}"
+    line = {"invariant": invariant, "tenant": tenant, "response": name, "sentence": sentence}
+    return msgspec.json.encode(line).decode()
 
 
 def _summary(tally: Tally) -> str:
@@ -116,14 +103,8 @@ def _summary(tally: Tally) -> str:
 
 
 def _json_summary(tally: Tally) -> str:
-    return msgspec.json.encode(
-        {
-            "responses": tally.responses,
-            "unfinished": tally.unfinished,
-            "served": tally.served,
-            "violations": dict(_in_order(tally)),
-        }
-    ).decode()
+    counts = {"responses": tally.responses, "unfinished": tally.unfinished, "served": tally.served}
+    return msgspec.json.encode({**counts, "violations": dict(_in_order(tally))}).decode()
 
 
 def _in_order(tally: Tally) -> Iterable[tuple[str, int]]:

@@ -6,6 +6,7 @@ import pwd
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The type that argparse's `add_subparsers` returns, for which argparse has no public name."""
-Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
-"""A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
+Run: TypeAlias = Callable[[Config, argparse.Namespace], int | None]
+"""A subcommand: returns the exit code, None for 0. Raises ConfigError or EmbeddedError."""
 
 Row: TypeAlias = tuple[object, Sequence[str]]
 """An object of a list, and the cells of its line."""
@@ -66,17 +67,14 @@ def described_limits(limited: "Limited") -> str:
         parts.append(f"{limited.requests_per_minute} requests/min")
     if limited.tokens_per_minute is not None:
         parts.append(f"{limited.tokens_per_minute} tokens/min")
-    per, used = "in all" if limited.budget_period == "total" else f"a {limited.budget_period}", limited.budget
-    if limited.budget_tokens is not None:
-        parts.append(f"{limited.budget_tokens} tokens {per}")
-        if used is not None:
-            standing = (used.spent_tokens, used.reserved_tokens, used.remaining_tokens)
-            parts[-1] += " ({} spent, {} reserved, {} left)".format(*standing)
-    if limited.budget_cost is not None:
-        parts.append(f"costs of {limited.budget_cost} {per}")
-        if used is not None:
-            costs = (used.spent_cost, used.reserved_cost, used.remaining_cost)
-            parts[-1] += " ({} spent, {} reserved, {} left)".format(*costs)
+    per = "in all" if limited.budget_period == "total" else f"a {limited.budget_period}"
+    of_tokens = None if limited.budget_tokens is None else f"{limited.budget_tokens} tokens {per}"
+    of_cost = None if limited.budget_cost is None else f"costs of {limited.budget_cost} {per}"
+    for unit, budget in (("tokens", of_tokens), ("cost", of_cost)):
+        if budget is not None:
+            uses = [getattr(limited.budget, f"{use}_{unit}", 0) for use in ("spent", "reserved", "remaining")]
+            standing = " ({} spent, {} reserved, {} left)".format(*uses)
+            parts.append(budget + (standing if limited.budget is not None else ""))
     return ", ".join(parts)
 
 
@@ -98,12 +96,10 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command with flags for its settings: all of them, or those that select the database."""
     usage = f"holdfast {name} [--SETTING VALUE ...]" if all_settings else None
+    wide = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
+    sentence = help_text.capitalize() + "."
     command = commands.add_parser(
-        name,
-        help=help_text,
-        description=help_text.capitalize() + ".",
-        usage=usage,
-        formatter_class=_wide_help,
+        name, help=help_text, description=sentence, usage=usage, formatter_class=wide
     )
     command.set_defaults(run=run, failure_code=1, command=command)
     shown = [each for each in settings.settings() if all_settings or each.name in DATABASE_SETTINGS]
@@ -117,10 +113,6 @@ def add_command(
             help=f"{setting.help}{default} [{setting.variable}]".replace("%", "%%"),
         )
     return command
-
-
-def _wide_help(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=34, width=WIDTH)
 
 
 def _metavar(setting: Setting) -> str:

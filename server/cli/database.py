@@ -6,17 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    current_database,
-    opened_database,
-    print_columns,
-    print_result,
-    print_status,
-    terminal_user,
-)
-from server.cli.option_types import whole_number
+from server.cli import command as cli
+from server.cli.options import whole_number
 from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.embedded_postgres.binaries import psql_command
@@ -39,14 +30,13 @@ from server.store.disk_space import Disk
 MOST_DAYS = 36500
 
 
-def add_commands(commands: Subcommands) -> None:
-    add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
-    psql = add_command(
-        commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
-    )
+def add_commands(commands: cli.Subcommands) -> None:
+    cli.add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
+    says = "open a SQL shell that only reads; takes psql's own arguments"
+    psql = cli.add_command(commands, "psql", says, run_psql)
     psql.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
     psql.set_defaults(takes_rest=True)
-    purges = add_command(commands, "purge", "remove what has expired, now", _purge)
+    purges = cli.add_command(commands, "purge", "remove what has expired, now", _purge)
     purges.add_argument(
         "--older-than",
         type=whole_number(1, MOST_DAYS, " of days"),
@@ -56,26 +46,24 @@ def add_commands(commands: Subcommands) -> None:
     purges.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
-def _storage(config: Config, _options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _):
-        print_columns("tenant", "bytes")
+def _storage(config: Config, _options: argparse.Namespace) -> None:
+    with cli.current_database(config) as (database, _):
+        cli.print_columns("tenant", "bytes")
         for tenant, stored in database.read(storage_usage.totals):
-            print_result(f"{tenant}\t{stored}")
-    return 0
+            cli.print_result(f"{tenant}\t{stored}")
 
 
 def run_psql(config: Config, options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         command, secrets = psql_command(opened.session_url)
         options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.session_url)}
         environment = child_environment({**secrets, **options_of_reader})
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 
 
-def _purge(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, disk):
-        print_result(_purge_or_count(database, disk, config, options))
-    return 0
+def _purge(config: Config, options: argparse.Namespace) -> None:
+    with cli.current_database(config) as (database, disk):
+        cli.print_result(_purge_or_count(database, disk, config, options))
 
 
 def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
@@ -95,7 +83,7 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
             f" Until now, {total} were purged."
         ) from short
     finally:
-        total.record(database, terminal_user(), "purge.command", older_than_days=options.older_than)
+        total.record(database, cli.terminal_user(), "purge.command", older_than_days=options.older_than)
     return f"Purged {total}."
 
 
@@ -107,7 +95,7 @@ def _purge_batches(database: Database, disk: Disk, config: Config, age: timedelt
     yield purge_conversations(database, config.conversation_days)
     if age is None:
         return
-    for tenant in _tenants(database):
+    for tenant in database.read(responses.tenants):
         while _expire(database, tenant, age):
             yield purge(database, disk, quiet)
 
@@ -117,18 +105,13 @@ def _expire(database: Database, tenant: str, age: timedelta) -> int:
         return deletion.expire_older(connection, tenant, age)
 
 
-def _tenants(database: Database) -> list[str]:
-    with database.begin() as connection:
-        return responses.tenants(connection)
-
-
 def _count(database: Database, quiet: float, conversation_days: int, age: timedelta | None) -> Purged:
     with database.begin() as connection:
-        responses = deletion.count_due(connection, quiet)
+        due = deletion.count_due(connection, quiet)
         keys = idempotency_keys.count_old_keys(connection)
     if age is not None:
-        for tenant in _tenants(database):
+        for tenant in database.read(responses.tenants):
             with database.begin() as connection:
-                responses += deletion.count_older(connection, tenant, quiet, age)
+                due += deletion.count_older(connection, tenant, quiet, age)
     conversations = Counter(key.tenant for key in expired_conversations(database, conversation_days))
-    return Purged(responses, keys, conversations=conversations)
+    return Purged(due, keys, conversations=conversations)

@@ -12,13 +12,8 @@ FINE, PROBLEMS = 0, 1
 
 
 def add_commands(commands: Subcommands) -> None:
-    command = add_command(
-        commands,
-        "doctor",
-        "load the model, check it on this machine and ask the database; changes nothing",
-        _run,
-        all_settings=True,
-    )
+    says = "load the model, check it on this machine and ask the database; changes nothing"
+    command = add_command(commands, "doctor", says, _run, all_settings=True)
     command.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

@@ -36,11 +36,11 @@ _COMMANDS = (
     ("audit", "check every stored response; changes nothing", "audit"),
     ("trail", "show changes made by operators and callers", "trail"),
     ("purge", "remove what has expired, now", "database"),
-    ("erase", "remove everything of a tenant, or of one of its end users, for good", "erase"),
+    ("erase", "remove everything of a tenant, or of one of its end users, for good", "tenant_data"),
     ("dump", "write a backup of the database, which may be in use", "db.backup"),
     ("restore", "make the database from a backup", "db.backup"),
-    ("export", "write a tenant's data to standard output, as lines of JSON", "transfer"),
-    ("import", "add an export from standard input; existing objects stay", "transfer"),
+    ("export", "write a tenant's data to standard output, as lines of JSON", "tenant_data"),
+    ("import", "add an export from standard input; existing objects stay", "tenant_data"),
     ("storage", "show how many bytes each tenant has stored", "database"),
     ("psql", "open a SQL shell that only reads; takes psql's own arguments", "database"),
 )
@@ -55,11 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(options, "takes_rest", False):
         _refuse(options.command, rest)
     options.rest = [word for word in rest if word != "--"]
-    flags = {
-        setting.name: value
-        for setting in settings.settings()
-        if (value := getattr(options, setting.name, None)) is not None
-    }
+    given = {setting.name: getattr(options, setting.name, None) for setting in settings.settings()}
+    flags = {name: value for name, value in given.items() if value is not None}
     code = INTERRUPTED
     try:
         code = _run(flags, options)
@@ -76,7 +73,7 @@ def _run(flags: dict[str, str], options: argparse.Namespace) -> int:
         config = environment.load(flags)
         if options.run is not _serve:
             interrupts.raise_on_interrupt()
-        code: int = options.run(config, options)
+        code: int = options.run(config, options) or 0
     except (ConfigError, EmbeddedError) as error:
         if not interrupts.was_interrupted():
             print_status(f"holdfast: {error}")

@@ -8,19 +8,8 @@ from typing import Final
 from server.administration import keys
 from server.administration.request_fields import time_of
 from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Scope
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    add_group,
-    described_limits,
-    print_result,
-    print_rows,
-    print_status,
-    this_user,
-    transaction,
-)
-from server.cli.option_types import duration
-from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
+from server.cli import command as cli
+from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of
 from server.configuration.settings import Config
 from server.protocol.administration.objects import Key
 from server.protocol.administration.requests import CreateKey, UpdateKey
@@ -31,9 +20,9 @@ OPERATOR_SCOPES: Final[tuple[Scope, ...]] = ("admin", "read", "write")
 """Scopes of a key that opens every page of the console: the playground reads and writes as a client does."""
 
 
-def add_commands(commands: Subcommands) -> None:
-    group = add_group(commands, "keys", "API keys")
-    create = add_command(group, "create", "make a key and show it, once", _create)
+def add_commands(commands: cli.Subcommands) -> None:
+    group = cli.add_group(commands, "keys", "API keys")
+    create = cli.add_command(group, "create", "make a key and show it, once", _create)
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
     create.add_argument(
         "--if-none",
@@ -42,48 +31,39 @@ def add_commands(commands: Subcommands) -> None:
         "with the scopes admin, read and write; do nothing when a key exists already",
     )
     add_request_options(create, UpdateKey)
-    listing = add_command(group, "list", "list keys", _list)
+    listing = cli.add_command(group, "list", "list keys", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each key")
-    update = add_command(group, "update", "change what a key may do; omitted options stay", _update)
+    update = cli.add_command(group, "update", "change what a key may do; omitted options stay", _update)
     update.add_argument("key_id")
     add_request_options(update, UpdateKey)
-    rotate = add_command(
-        group, "rotate", "replace a key by a new one, shown once, that may do the same", _rotate
-    )
+    says = "replace a key by a new one, shown once, that may do the same"
+    rotate = cli.add_command(group, "rotate", says, _rotate)
     rotate.add_argument("key_id")
-    rotate.add_argument(
-        "--overlap",
-        type=duration,
-        default=timedelta(hours=24),
-        help="how long the old key stays valid (default: 24h)",
-    )
-    revoke = add_command(group, "revoke", "end a key", _revoke)
+    day, says = timedelta(hours=24), "how long the old key stays valid (default: 24h)"
+    rotate.add_argument("--overlap", type=duration, default=day, help=says)
+    revoke = cli.add_command(group, "revoke", "end a key", _revoke)
     revoke.add_argument("key_id")
-    revoke.add_argument(
-        "--end",
-        action="store_true",
-        help="also end its streams and WebSockets and cancel its responses, on every replica",
-    )
+    says = "also end its streams and WebSockets and cancel its responses, on every replica"
+    revoke.add_argument("--end", action="store_true", help=says)
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _create(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         is_only = not stored_keys.any_exist(connection)
         if options.if_none and not is_only:
             valid = stored_keys.any_valid(connection)
             exists = "A key exists already" if valid else "Keys exist, though none that is valid"
-            print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
-            return 0
+            cli.print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
+            return
         scopes = OPERATOR_SCOPES if options.if_none else sorted(DEFAULT_SCOPES)
         now = clock(connection)
         request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
-        key = keys.create_key(connection, this_user(), request)
-    print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
-    print_result(key.value)
+        key = keys.create_key(connection, cli.this_user(), request)
+    cli.print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
+    cli.print_result(key.value)
     if is_only:
-        print_status(_what_first_key_opens(request.scopes or ()))
-    return 0
+        cli.print_status(_what_first_key_opens(request.scopes or ()))
 
 
 def _what_first_key_opens(scopes: Collection[str]) -> str:
@@ -101,14 +81,13 @@ def _what_first_key_opens(scopes: Collection[str]) -> str:
     )
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _list(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         listed = keys.key_objects(connection, stored_keys.list_page(connection, options.tenant))
         if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     names = ("key", "tenant", "made", "used", "state", "name", "more")
-    print_rows(((key, _columns(key)) for key in listed), names, as_json=options.json)
-    return 0
+    cli.print_rows(((key, _columns(key)) for key in listed), names, as_json=options.json)
 
 
 def _columns(key: Key) -> list[str]:
@@ -119,7 +98,7 @@ def _columns(key: Key) -> list[str]:
     for label, allowed in (("models", key.models), ("tools", key.tools)):
         if allowed is not None:
             columns.append(f"{label} {','.join(allowed)}")
-    return [*columns, described_limits(key)]
+    return [*columns, cli.described_limits(key)]
 
 
 def _state(key: Key) -> str:
@@ -132,35 +111,32 @@ def _state(key: Key) -> str:
     return f"{word} {time_of(key.expires_at):%Y-%m-%d %H:%M}{replaced}"
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _update(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         request = request_of(UpdateKey, options, clock(connection))
-        key = keys.update_key(connection, this_user(), options.key_id, request)
-    print_status("\t".join(_columns(key)).rstrip())
-    return 0
+        key = keys.update_key(connection, cli.this_user(), options.key_id, request)
+    cli.print_status("\t".join(_columns(key)).rstrip())
 
 
-def _rotate(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
-        key = keys.rotate_key(connection, this_user(), options.key_id, options.overlap)
+def _rotate(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
+        key = keys.rotate_key(connection, cli.this_user(), options.key_id, options.overlap)
         old = stored_keys.get(connection, options.key_id)
     assert old is not None
-    print_status(
+    cli.print_status(
         f"Key {key.id} replaces {old.id}, which expires {old.properties.expires_at:%Y-%m-%d %H:%M}; "
         "it is shown this once:"
     )
-    print_result(key.value)
-    return 0
+    cli.print_result(key.value)
 
 
-def _revoke(config: Config, options: argparse.Namespace) -> int:
+def _revoke(config: Config, options: argparse.Namespace) -> None:
     key_id = options.key_id
-    with transaction(config) as connection:
-        ended = keys.revoke_key(connection, this_user(), key_id, end=options.end)
-    print_status(f"Key {key_id} is revoked.")
+    with cli.transaction(config) as connection:
+        ended = keys.revoke_key(connection, cli.this_user(), key_id, end=options.end)
+    cli.print_status(f"Key {key_id} is revoked.")
     if options.end:
-        print_status(
+        cli.print_status(
             f"{ended} of its stored responses had not ended; they, its streams and its WebSockets end "
             "within about a second."
         )
-    return 0

@@ -6,18 +6,8 @@ from dataclasses import fields
 from server.administration import tenants as administration
 from server.administration.request_fields import time_of
 from server.caller import TenantSettings
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    add_group,
-    described_limits,
-    print_result,
-    print_rows,
-    print_status,
-    this_user,
-    transaction,
-)
-from server.cli.request_options import add_request_options, request_of
+from server.cli import command as cli
+from server.cli.options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.objects import Tenant
@@ -25,43 +15,41 @@ from server.protocol.administration.requests import UpdateTenant
 from server.store.administration import stored_keys, tenants
 
 
-def add_commands(commands: Subcommands) -> None:
-    group = add_group(commands, "tenants", "tenants' settings")
-    create = add_command(group, "create", "make settings of a tenant", _create)
+def add_commands(commands: cli.Subcommands) -> None:
+    group = cli.add_group(commands, "tenants", "tenants' settings")
+    create = cli.add_command(group, "create", "make settings of a tenant", _create)
     create.add_argument("tenant")
     add_request_options(create, UpdateTenant)
-    listing = add_command(group, "list", "list the tenants that have settings or keys", _list)
+    listing = cli.add_command(group, "list", "list the tenants that have settings or keys", _list)
     listing.add_argument("--json", action="store_true", help="a line of JSON for each tenant")
-    show = add_command(group, "show", "show a tenant's settings", _show)
+    show = cli.add_command(group, "show", "show a tenant's settings", _show)
     show.add_argument("tenant")
     show.add_argument("--json", action="store_true")
-    update = add_command(group, "update", "change a tenant's settings; omitted ones stay", _update)
+    update = cli.add_command(group, "update", "change a tenant's settings; omitted ones stay", _update)
     update.add_argument("tenant")
     add_request_options(update, UpdateTenant)
-    delete = add_command(group, "delete", "remove a tenant's settings; its responses stay", _delete)
+    delete = cli.add_command(group, "delete", "remove a tenant's settings; its responses stay", _delete)
     delete.add_argument("tenant")
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _create(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         request = request_of(UpdateTenant, options)
-        administration.create_tenant(connection, this_user(), options.tenant, request)
-    print_status(f"Tenant {options.tenant} has settings now.")
-    return 0
+        administration.create_tenant(connection, cli.this_user(), options.tenant, request)
+    cli.print_status(f"Tenant {options.tenant} has settings now.")
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _list(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         names = tenants.names_page(connection)
         stored = tenants.of_names(connection, names)
         listed = administration.tenant_objects(connection, names, stored.values())
     columns = ("tenant", "made", "contact", "settings", "limits")
-    print_rows(((tenant, _columns(tenant)) for tenant in listed), columns, as_json=options.json)
-    return 0
+    cli.print_rows(((tenant, _columns(tenant)) for tenant in listed), columns, as_json=options.json)
 
 
-def _show(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _show(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         stored = tenants.get(connection, options.tenant)
         if stored is None:
             raise ConfigError(
@@ -69,10 +57,9 @@ def _show(config: Config, options: argparse.Namespace) -> int:
             )
         (tenant,) = administration.tenant_objects(connection, [stored.tenant], [stored])
         valid = stored_keys.valid_keys_of(connection, options.tenant)
-    print_rows([(tenant, _columns(tenant))], (), as_json=options.json)
+    cli.print_rows([(tenant, _columns(tenant))], (), as_json=options.json)
     if not options.json:
-        print_result(f"{valid} valid keys")
-    return 0
+        cli.print_result(f"{valid} valid keys")
 
 
 def _columns(tenant: Tenant) -> list[str]:
@@ -84,19 +71,17 @@ def _columns(tenant: Tenant) -> list[str]:
         if field.name != "limits" and (value := getattr(tenant, field.name)) is not None
     ]
     made = f"made {time_of(tenant.created_at):%Y-%m-%d}"
-    return [tenant.id, made, tenant.contact, ", ".join(own), described_limits(tenant)]
+    return [tenant.id, made, tenant.contact, ", ".join(own), cli.described_limits(tenant)]
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _update(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         request = request_of(UpdateTenant, options)
-        tenant = administration.update_tenant(connection, this_user(), options.tenant, request)
-    print_status("\t".join(_columns(tenant)).rstrip())
-    return 0
+        tenant = administration.update_tenant(connection, cli.this_user(), options.tenant, request)
+    cli.print_status("\t".join(_columns(tenant)).rstrip())
 
 
-def _delete(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
-        administration.delete_tenant(connection, this_user(), options.tenant)
-    print_status(f"Tenant {options.tenant} has the server's settings now.")
-    return 0
+def _delete(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
+        administration.delete_tenant(connection, cli.this_user(), options.tenant)
+    cli.print_status(f"Tenant {options.tenant} has the server's settings now.")

@@ -6,8 +6,7 @@ import msgspec
 
 from server.administration.api_objects import trail_object
 from server.cli.command import Subcommands, add_command, print_rows, transaction
-from server.cli.option_types import DURATIONS, duration, whole_number
-from server.cli.request_options import refuse_unknown_tenant
+from server.cli.options import DURATIONS, duration, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.store.administration.audit_trail import Entry, EntryFilter, entries_page
 from server.store.database import clock
@@ -17,24 +16,17 @@ MAX_LISTED = 10_000
 
 def add_commands(commands: Subcommands) -> None:
     command = add_command(commands, "trail", "show changes made by operators and callers", _trail)
-    command.add_argument(
-        "--since", type=duration, metavar="AGE", help=f"only entries newer than AGE: {DURATIONS}"
-    )
+    says = f"only entries newer than AGE: {DURATIONS}"
+    command.add_argument("--since", type=duration, metavar="AGE", help=says)
     command.add_argument("--tenant", help="only entries of this tenant")
-    command.add_argument(
-        "--action", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
-    )
-    command.add_argument(
-        "--limit",
-        type=whole_number(1, MAX_LISTED),
-        default=MAX_LISTED,
-        metavar="N",
-        help="the newest N (default: %(default)s)",
-    )
+    says = "only actions that begin so: `key.`, `response.delete`"
+    command.add_argument("--action", metavar="PREFIX", help=says)
+    number, says = whole_number(1, MAX_LISTED), "the newest N (default: %(default)s)"
+    command.add_argument("--limit", type=number, default=MAX_LISTED, metavar="N", help=says)
     command.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
-def _trail(config: Config, options: argparse.Namespace) -> int:
+def _trail(config: Config, options: argparse.Namespace) -> None:
     """Prints a line for each entry: time, actor, action, tenant, target, details."""
     with transaction(config) as connection:
         since = None if options.since is None else clock(connection) - options.since
@@ -45,7 +37,6 @@ def _trail(config: Config, options: argparse.Namespace) -> int:
     columns = ("at", "actor", "action", "tenant", "target", "details")
     rows = ((trail_object(entry), _columns(entry)) for entry in reversed(newest[: options.limit]))
     print_rows(rows, columns, as_json=options.json)
-    return 0
 
 
 def _columns(entry: Entry) -> list[str]:

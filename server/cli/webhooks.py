@@ -6,21 +6,8 @@ from datetime import timedelta
 from server.administration import webhooks
 from server.administration.api_objects import delivery_object, endpoint_object
 from server.caller import DEFAULT_TENANT
-from server.cli.command import (
-    Run,
-    Subcommands,
-    add_command,
-    add_group,
-    current_database,
-    print_result,
-    print_rows,
-    print_status,
-    refusals_as_sentences,
-    this_user,
-    transaction,
-)
-from server.cli.option_types import duration, whole_number
-from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
+from server.cli import command as cli
+from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of, whole_number
 from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
@@ -34,24 +21,20 @@ from server.webhooks.webhook_client import WebhookClient, allowed_receivers
 _MAX_LISTED = 1000
 
 
-def add_commands(commands: Subcommands) -> None:
-    group = add_group(commands, "webhooks", "webhook endpoints")
-    create = add_command(group, "create", "make an endpoint and show its secret, once", _create)
+def add_commands(commands: cli.Subcommands) -> None:
+    group = cli.add_group(commands, "webhooks", "webhook endpoints")
+    create = cli.add_command(group, "create", "make an endpoint and show its secret, once", _create)
     create.add_argument("url")
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
     add_request_options(create, UpdateEndpoint, "url", "enabled")
-    listing = add_command(group, "list", "list endpoints", _list)
+    listing = cli.add_command(group, "list", "list endpoints", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each endpoint")
     update = _of_endpoint(group, "update", "change an endpoint; omitted options stay", _update)
     add_request_options(update, UpdateEndpoint)
     rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
-    rotate.add_argument(
-        "--overlap",
-        type=duration,
-        default=timedelta(hours=24),
-        help="how long events are signed with the old secret, too (default: 24h)",
-    )
+    day, says = timedelta(hours=24), "how long events are signed with the old secret, too (default: 24h)"
+    rotate.add_argument("--overlap", type=duration, default=day, help=says)
     _of_endpoint(group, "delete", "delete an endpoint; its pending deliveries are given up", _delete)
     sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
@@ -69,41 +52,40 @@ def add_commands(commands: Subcommands) -> None:
             command.add_argument(setting.flag, dest=name, metavar="X", help="as the server's setting")
 
 
-def _of_endpoint(group: Subcommands, name: str, says: str, run: Run) -> argparse.ArgumentParser:
-    command = add_command(group, name, says, run)
+def _of_endpoint(group: cli.Subcommands, name: str, says: str, run: cli.Run) -> argparse.ArgumentParser:
+    command = cli.add_command(group, name, says, run)
     command.add_argument("endpoint_id", help="such as we_0190…; `holdfast webhooks list` shows it")
     return command
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     host = options.url.partition("://")[2].partition("/")[0][:100] or "-"
     new = {"url": options.url, "name": host, "event_types": EVENT_TYPES}
-    with current_database(config) as (database, _), refusals_as_sentences():
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
             request = request_of(CreateEndpoint, options, **new)
             made = webhooks.create_endpoint(
-                connection, this_user(), seal, allowed_receivers(config), options.tenant, request
+                connection, cli.this_user(), seal, allowed_receivers(config), options.tenant, request
             )
         _show_secret("is made", made)
-    return 0
 
 
 def _show_secret(what: str, made: webhooks.NewSecret) -> None:
     endpoint = webhook_endpoint_id(made.stored.id)
-    print_status(f"Endpoint {endpoint} of tenant {made.stored.tenant} {what}; its secret is shown this once:")
-    print_result(made.secret)
+    whose = f"Endpoint {endpoint} of tenant {made.stored.tenant}"
+    cli.print_status(f"{whose} {what}; its secret is shown this once:")
+    cli.print_result(made.secret)
 
 
-def _list(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _list(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         listed = endpoints.list_page(connection, options.tenant)
         if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
     rows = ((endpoint_object(endpoint), _columns(endpoint)) for endpoint in listed)
-    print_rows(rows, columns, as_json=options.json)
-    return 0
+    cli.print_rows(rows, columns, as_json=options.json)
 
 
 def _columns(endpoint: StoredEndpoint) -> list[str]:
@@ -112,71 +94,59 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
     which = "all responses" if chosen.all_responses else "background responses"
     events = ",".join(sorted(event_type.removeprefix("response.") for event_type in chosen.event_types))
     made = f"made {endpoint.created_at:%Y-%m-%d}"
-    return [
-        webhook_endpoint_id(endpoint.id),
-        endpoint.tenant,
-        made,
-        chosen.name,
-        chosen.url,
-        which,
-        events,
-        state,
-    ]
+    whose = (webhook_endpoint_id(endpoint.id), endpoint.tenant)
+    return [*whose, made, chosen.name, chosen.url, which, events, state]
 
 
-def _update(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _update(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         stored = webhooks.update_endpoint(
             connection,
-            this_user(),
+            cli.this_user(),
             allowed_receivers(config),
             webhooks.find(connection, options.endpoint_id, None, lock=True),
             request_of(UpdateEndpoint, options),
         )
-    print_status("\t".join(_columns(stored)))
-    return 0
+    cli.print_status("\t".join(_columns(stored)))
 
 
-def _rotate(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
+def _rotate(config: Config, options: argparse.Namespace) -> None:
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            made = webhooks.rotate_secret(connection, this_user(), seal, stored, options.overlap)
+            made = webhooks.rotate_secret(connection, cli.this_user(), seal, stored, options.overlap)
         _show_secret("has a new secret", made)
-    return 0
 
 
-def _delete(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _delete(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-        webhooks.delete_endpoint(connection, this_user(), stored)
-    print_status(f"Endpoint {options.endpoint_id} is deleted.")
-    return 0
+        webhooks.delete_endpoint(connection, cli.this_user(), stored)
+    cli.print_status(f"Endpoint {options.endpoint_id} is deleted.")
 
 
 def _test(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         seal, allowed = load_seal_keys(config, database), allowed_receivers(config)
         client = WebhookClient(seal, allowed, config.webhook_seconds)
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None)
             sealed = endpoints.sealed_secrets(connection, stored.id)
         status = client.send_sample(stored, sealed, options.event)
-        print_result(f"HTTP status {status}")
+        cli.print_result(f"HTTP status {status}")
     return 0 if 200 <= status < 300 else 1
 
 
-def _deliveries(config: Config, options: argparse.Namespace) -> int:
+def _deliveries(config: Config, options: argparse.Namespace) -> None:
     most = min(options.limit, _MAX_LISTED)
-    with transaction(config) as connection:
+    with cli.transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
         listed = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
     rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in listed)
-    print_rows(rows, columns, as_json=options.json)
-    return 0
+    cli.print_rows(rows, columns, as_json=options.json)
 
 
 def _delivery_columns(delivery: StoredDelivery) -> list[str]:
@@ -191,9 +161,8 @@ def _delivery_columns(delivery: StoredDelivery) -> list[str]:
     ]
 
 
-def _redeliver(config: Config, options: argparse.Namespace) -> int:
-    with transaction(config) as connection:
+def _redeliver(config: Config, options: argparse.Namespace) -> None:
+    with cli.transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-        deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
-    print_status(f"{deliveries} are delivered again.")
-    return 0
+        deliveries = webhooks.redeliver(connection, cli.this_user(), stored, options.delivery_id)
+    cli.print_status(f"{deliveries} are delivered again.")

@@ -156,10 +156,7 @@ def _text(request: ChatRequest) -> TextOptions | None:
     if form.type != "json_schema":
         return TextOptions(TextFormat(form.type), request.verbosity)
     schema = form.json_schema
-    if schema is None or schema.schema is None:
-        raise InvalidRequest(
-            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
-        )
+    assert schema is not None
     return TextOptions(
         TextFormat("json_schema", schema.name or "answer", schema.description, schema.schema, schema.strict),
         request.verbosity,
@@ -205,7 +202,6 @@ class ChatFormat(ChunkFormat):
 
     chunk_type = Chunk
     include_reasoning: bool = True
-    """Whether reasoning is sent."""
     role: str = "assistant"
     """The answer's role: the last message's where the model continues that message."""
     echo: str = ""

@@ -1,4 +1,9 @@
-"""Streams of completions: the shared event frames of their responses, one a choice, become chunks. Pure."""
+"""Streams of chat and legacy completions: the responses' event frames, one a choice, become chunks. Pure.
+
+Frames are rendered once, when their events are committed, and shared by all readers of a response. So a chunk
+stream decodes them: `ChunkStream` reads the events that make chunks as typed values and skips the others
+undecoded. A `ChunkFormat` makes the chunks of an event.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence

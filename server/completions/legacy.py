@@ -55,7 +55,6 @@ class LegacyPrompt:
     text: str
     token_ids: tuple[int, ...]
     first_token: str
-    """The text of its first token."""
 
 
 def validate_legacy_request(request: TextRequest) -> None:
@@ -187,10 +186,7 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
         return tag
     if form.type == "json_object":
         return {"json_object": True}
-    if form.json_schema is None or form.json_schema.schema is None:
-        raise InvalidRequest(
-            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
-        )
+    assert form.json_schema is not None
     schema = form.json_schema.schema
     return {"json": json.dumps(schema if form.json_schema.strict else without_unenforced(schema))}
 
@@ -202,7 +198,6 @@ class LegacyFormat(ChunkFormat):
     chunk_type = TextCompletion
     prompts: Sequence[str]
     first_tokens: Sequence[str]
-    """The text of each prompt's first token."""
     per_prompt: int
     """Answers returned for each prompt (n)."""
     generated_per_prompt: int

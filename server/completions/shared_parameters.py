@@ -32,8 +32,12 @@ def refuse_unsupported(request: CompletionParameters) -> None:
             "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
         )
     form = request.response_format
-    if form is not None and form.type == "json_schema" and form.json_schema is not None:
-        check_format_name(form.json_schema.name, "response_format.json_schema.name")
+    if form is not None and form.type == "json_schema":
+        if form.json_schema is not None:
+            check_format_name(form.json_schema.name, "response_format.json_schema.name")
+        if form.json_schema is None or form.json_schema.schema is None:
+            param = "response_format.json_schema.schema"
+            raise InvalidRequest("A json_schema format needs a schema.", param=param)
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt come with the whole answer: set stream to false."

@@ -45,7 +45,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        choices = responses.lock_choices(connection, tenant, _candidates(first))
+        choices = responses.get_choices(connection, tenant, _candidates(first), lock=True)
         for stored in _require_answered(choices, first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
@@ -68,7 +68,7 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 def list_completions(
     database: Database, tenant: str, filters: Filters, asked: PageRequest
 ) -> Page[msgspec.Raw]:
-    """A page without undecodable completions, which are logged. Raises InvalidRequest for a bad cursor."""
+    """A page of completions; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
     def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
         """Without completions of which choices are unfinished."""

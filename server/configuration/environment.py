@@ -1,8 +1,4 @@
-"""Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables.
-
-A flag overrides an environment variable, which overrides the default. Variables that Kubernetes sets are
-ignored.
-"""
+"""Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables."""
 
 import logging
 import os
@@ -30,10 +26,10 @@ _PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
-    """The settings from flags (by setting name) and the environment. Raises ConfigError.
+    """The settings of flags (by name), else of the environment, else defaults. Raises ConfigError.
 
-    An unknown HOLDFAST_ variable is refused, because it is most likely a misspelt one. The variables that
-    Kubernetes sets in every pod for a Service whose name begins with `holdfast` are ignored.
+    An unknown HOLDFAST_ variable is refused, as most likely misspelt, unless Kubernetes sets it for a
+    Service.
     """
     environment = os.environ if environment is None else environment
     known = {setting.name: setting for setting in fields(Config)}
@@ -52,20 +48,15 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            raise ConfigError(_unknown_setting(variable))
+            near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+            meant = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"{variable} is not a setting{meant} `holdfast serve --help` lists them.")
         sources[name] = (variable, value)
     sources |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
     values: dict[str, Any] = {
         name: _convert(known[name], value, source) for name, (source, value) in sources.items() if value != ""
     }
     return Config(**values)
-
-
-def _unknown_setting(variable: str) -> str:
-    """The error for an unknown variable, with the nearest known one."""
-    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
-    meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
 
 
 def xdg_data_home() -> Path:

@@ -1,9 +1,8 @@
 """Allowed hosts and origins of requests, by Host, Origin and Sec-Fetch-Site, which browsers always send.
 
-A server without API keys trusts its machine, but every page in a browser on that machine can send it
-requests: directly (cross-site request forgery), or under a name of the page's that resolves to loopback (DNS
-rebinding). So while no key exists, Host must name this machine and Origin must be this server. A key protects
-against both, because pages do not have it.
+Every page in a browser on this machine can send it requests: directly, or under a name that resolves to
+loopback (DNS rebinding). So while no key exists, which pages do not have, Host must name this machine and
+Origin must be this server.
 """
 
 from collections.abc import Mapping
@@ -118,10 +117,9 @@ def origin_error(
     *,
     key_exists: bool,
 ) -> ApiError | None:
-    """The error for a wrong host or origin; None if the request is allowed.
+    """The error for a wrong host or origin; None if the request is allowed. `port` is the server's.
 
-    Names in `headers` are in lower case; `port` is the server's. Without a key, listed `pages` are allowed,
-    but not by `*`.
+    Without a key, listed `pages` are allowed, but not by `*`.
     """
     if key_exists and not allowed:
         return None

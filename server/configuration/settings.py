@@ -11,29 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
+from server.configuration.setting_groups import engine, listening, process, storage, tokens, tools
 from server.configuration.setting_groups.declare import MAX_NUMBER
-from server.configuration.setting_groups.engine import (
-    EngineSettings,
-    LocalEngineSettings,
-    ModelSettings,
-    ScriptedEngineSettings,
-)
-from server.configuration.setting_groups.listening import (
-    ApiSettings,
-    HttpSettings,
-    ListeningSettings,
-    MetricsSettings,
-)
-from server.configuration.setting_groups.process import (
-    MAX_RUNNING,
-    CapacitySettings,
-    ReplicaSettings,
-    SecretSettings,
-)
-from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
-from server.configuration.setting_groups.tokens import TokenSettings
-from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
-from server.configuration.setting_groups.webhooks import WebhookSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
@@ -48,23 +27,23 @@ _DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(
-    SecretSettings,
-    ApiSettings,
-    TokenSettings,
-    StorageSettings,
-    ReplicaSettings,
-    HttpSettings,
-    WebhookSettings,
-    ImageSettings,
-    ToolSettings,
-    CapacitySettings,
-    ScriptedEngineSettings,
-    EngineSettings,
-    LocalEngineSettings,
-    ModelSettings,
-    DatabaseSettings,
-    MetricsSettings,
-    ListeningSettings,
+    process.SecretSettings,
+    listening.ApiSettings,
+    tokens.TokenSettings,
+    storage.StorageSettings,
+    process.ReplicaSettings,
+    listening.HttpSettings,
+    tools.WebhookSettings,
+    tools.ImageSettings,
+    tools.ToolSettings,
+    process.CapacitySettings,
+    engine.ScriptedEngineSettings,
+    engine.EngineSettings,
+    engine.LocalEngineSettings,
+    engine.ModelSettings,
+    storage.DatabaseSettings,
+    listening.MetricsSettings,
+    listening.ListeningSettings,
 ):
     """One server's settings, validated on creation. Raises ConfigError.
 
@@ -83,11 +62,10 @@ class Config(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )
         for name in _DATABASE_URLS:
+            flag = name.replace("_", "-")
             if (url := getattr(self, name)) is not None and not _is_postgres_url(url):
-                flag = name.replace("_", "-")
                 raise ConfigError(f"{flag} must begin with postgresql:// (libpq's form, without a driver).")
             if url is not None and _has_bare_password(url):
-                flag = name.replace("_", "-")
                 raise ConfigError(
                     f"{flag} has an @ too many: percent-encode what is special in the user and the password "
                     "(%40 for @, %2F for /, %3F for ?, %25 for %), or leave the password to PGPASSWORD."
@@ -139,14 +117,11 @@ class Config(
 
     @property
     def running_limit(self) -> int:
-        """The number of responses that an engine outside this process generates at a time.
-
-        A DNS name or a file of URLs counts as one server, since its servers come and go.
-        """
+        """The responses that an engine outside this process generates at a time; a DNS name is one server."""
         if self.max_running is not None:
             return self.max_running
         if self.engine != "vllm" or self.engine_url is None:
-            return MAX_RUNNING
+            return process.MAX_RUNNING
         servers = sum(bool(url.strip()) for url in self.engine_url.split(","))
         return min(MAX_CALLS, CALLS_PER_VLLM_SERVER * max(1, servers))
 

@@ -27,8 +27,10 @@ _MAX_CONFIG_BYTES = 16 * 2**20
 
 def refusal_without_config(path: Path) -> str:
     """The sentence for a path that has no config.json below it."""
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
     if path.is_file():
-        return _refusal_of_file(path)
+        return f"{path} is a file: --model takes its folder, {path.parent}."
     if not path.is_dir():
         return f"{path} does not exist: --model takes the folder of a model that is on this machine."
     config = path / "config.json"
@@ -38,25 +40,15 @@ def refusal_without_config(path: Path) -> str:
             "there. Of a Hugging Face cache, give the folder models--OWNER--NAME, which has the snapshots "
             "and what they link to; mount all of it in a container."
         )
-    adapter = _refusal_of_adapter(path)
-    if adapter:
+    if adapter := _refusal_of_adapter(path):
         return adapter
     if _has(path, "*.gguf"):
         return f"{path} has a model as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
     return f"{path} is not a model folder: it has no config.json. --model takes the folder that has it."
 
 
-def _refusal_of_file(path: Path) -> str:
-    if path.suffix.lower() == ".gguf":
-        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
-    return f"{path} is a file: --model takes its folder, {path.parent}."
-
-
 def check_files(folder: Path, *, with_weights: bool) -> None:
-    """Raises ConfigError for a folder with a config.json that cannot be served.
-
-    `with_weights` is whether this process loads the weights.
-    """
+    """Raises ConfigError for a folder that cannot be served, `with_weights` if this process loads them."""
     config = _config_of(folder)
     refusal = _refusal_of_weights(folder) or _refusal_of_task(folder, config) if with_weights else None
     has_tokenizer = config.get("model_type") == "gpt_oss" or (folder / "tokenizer.json").is_file()
@@ -101,8 +93,7 @@ def _refusal_of_weights(folder: Path) -> str | None:
         )
     if (folder / "model.safetensors").is_file():
         return None
-    adapter = _refusal_of_adapter(folder)
-    if adapter:
+    if adapter := _refusal_of_adapter(folder):
         return adapter
     if _has(folder, "*.gguf"):
         return f"{folder} has its weights as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"

@@ -1,10 +1,11 @@
-"""`ConsoleRequest`: what a page's handler gets, and how it answers: a page, JSON or a redirect."""
+"""`pages`, which adds handlers; `ConsoleRequest`: what a handler gets, and how it answers."""
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -19,9 +20,11 @@ from server.console.session_cookie import COOKIE, form_token
 from server.console.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
+from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPools
 from server.http.services import Services
 from server.protocol.ids import parse_response_id
+from server.store.database import Database
 
 MAX_FIELDS = 100
 """The most fields of a form or of a query string."""
@@ -39,6 +42,34 @@ HEADERS = {
 """Headers of all console responses but static files. With `no-referrer`, forms would come from `null`."""
 
 
+ConsoleHandler = Callable[["ConsoleRequest"], Answer]
+Need = Literal["metadata", "admin"]
+
+
+class ConsolePage(NamedTuple):
+    """A route below /console."""
+
+    method: str
+    path: str
+    handler: ConsoleHandler
+    needs: Need
+
+
+PAGES: list[ConsolePage] = []
+
+
+def pages(route: str, needs: Need | None = None) -> Callable[[ConsoleHandler], ConsoleHandler]:
+    """Adds the decorated handler to PAGES. By default a GET needs `metadata`, a POST `admin`."""
+    method, _, path = route.partition(" ")
+
+    def add(handler: ConsoleHandler) -> ConsoleHandler:
+        default: Need = "admin" if method == "POST" else "metadata"
+        PAGES.append(ConsolePage(method, path, handler, needs or default))
+        return handler
+
+    return add
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
     """A request of somebody who is signed in."""
@@ -51,6 +82,10 @@ class ConsoleRequest:
     sql_reader: SqlReader
     form: Mapping[str, str] = field(default_factory=dict)
     """Fields of the form that a POST sent."""
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
 
     @property
     def is_admin(self) -> bool:
@@ -81,38 +116,23 @@ class ConsoleRequest:
     def page(self, template: str, status: int = 200, **values: object) -> Response:
         """The template as a page of the console, or as the fragment that a script asks for."""
         cookie = self.request.cookies.get(COOKIE, "")
-        content = render(
-            template,
-            console=self,
-            path=self.request.url.path,
-            form_token=form_token(self.services.model.seal, cookie),
-            **values,
-        )
+        values |= {"console": self, "path": self.request.url.path}
+        content = render(template, form_token=form_token(self.services.model.seal, cookie), **values)
         return html(self.request, content, status)
 
     def json(self, value: object) -> Response:
-        headers = {**HEADERS, "x-request-id": self.request.state.request_id}
-        return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+        return Response(msgspec.json.encode(value), 200, headers_of(self.request), "application/json")
 
     def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
-        """The rows, the first of which has the names of the columns, as a file to keep.
-
-        `numbers` says which columns have numbers as texts.
-        """
+        """The rows, names of columns first, as a file; `numbers` says which columns have numbers as texts."""
         text = io.StringIO()
-        csv.writer(text).writerows(
-            [
-                value if number else csv_value(value)
-                for value, number in zip_longest(row, numbers, fillvalue=False)
-            ]
-            for row in rows
-        )
-        headers = {
-            **HEADERS,
-            "x-request-id": self.request.state.request_id,
-            "content-disposition": f'attachment; filename="{filename}"',
-        }
-        return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
+        writer = csv.writer(text)
+        for row in rows:
+            cells = zip_longest(row, numbers, fillvalue=False)
+            writer.writerow([value if number else csv_value(value) for value, number in cells])
+        disposition = {"content-disposition": f'attachment; filename="{filename}"'}
+        headers = headers_of(self.request) | disposition
+        return Response(text.getvalue(), 200, headers, "text/csv; charset=utf-8")
 
     def redirect(self, path: str, **arguments: str) -> Response:
         """To another page, after a form."""
@@ -127,14 +147,19 @@ class ConsoleRequest:
         return response
 
 
+def headers_of(request: Request) -> dict[str, str]:
+    """The headers of an answer."""
+    return {**HEADERS, "x-request-id": request.state.request_id}
+
+
 def html(request: Request, content: str, status: int = 200) -> Response:
-    return HTMLResponse(content, status, {**HEADERS, "x-request-id": request.state.request_id})
+    return HTMLResponse(content, status, headers_of(request))
 
 
 def redirect(request: Request, path: str, **arguments: str) -> Response:
     """See Other. A script gets the address in htmx's own header, as it would follow a redirect unseen."""
     address = f"{path}?{urlencode(arguments)}" if arguments else path
-    headers = {**HEADERS, "x-request-id": request.state.request_id}
+    headers = headers_of(request)
     if request.headers.get("hx-request") == "true":
         return Response(status_code=204, headers={**headers, "hx-redirect": address})
     return RedirectResponse(address, 303, headers)

@@ -57,19 +57,10 @@ def item_view(stored: StoredItem) -> ItemView:
         payload = json.loads(stored.payload)
     except (ValueError, RecursionError):
         payload = None
-    if not isinstance(payload, dict):
-        return ItemView(
-            stored=stored,
-            title=_title(stored),
-            style=_style(stored.type),
-            parts=[Part(kind="code", text=stored.payload)],
-        )
-    return ItemView(
-        stored=stored,
-        title=_title(stored),
-        style=_style(stored.type),
-        parts=list(_parts(stored.type, payload)),
-    )
+    parts = [Part(kind="code", text=stored.payload)]
+    if isinstance(payload, dict):
+        parts = list(_parts(stored.type, payload))
+    return ItemView(stored=stored, title=_title(stored), style=_style(stored.type), parts=parts)
 
 
 def _title(stored: StoredItem) -> str:
@@ -142,13 +133,10 @@ def _call(payload: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the arguments of a call and, if the server made the call, its result."""
     for name in ("arguments", "input", "code", "action", "queries"):
         if payload.get(name):
-            text = payload[name]
-            yield Part(kind="code" if name in ("code", "input") else "json", text=_as_text(text, name))
+            is_code, value = name in ("code", "input"), payload[name]
+            text = value if is_code and isinstance(value, str) else pretty_json(value)
+            yield Part(kind="code" if is_code else "json", text=text)
     for name in ("output", "outputs", "results", "error"):
         if payload.get(name):
             yield Part(kind="note", text=name)
             yield Part(kind="json", text=pretty_json(payload[name]))
-
-
-def _as_text(value: object, name: str) -> str:
-    return str(value) if name in ("code", "input") and isinstance(value, str) else pretty_json(value)

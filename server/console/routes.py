@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, Never
+from typing import Literal, Never
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -11,8 +11,8 @@ from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import static_files
-from server.console.console_request import ConsoleRequest, html, read_form, redirect
+from server.console.console_request import PAGES as PAGES
+from server.console.console_request import ConsolePage, ConsoleRequest, html, read_form, redirect
 from server.console.pages import (
     compare,
     history,
@@ -29,7 +29,7 @@ from server.console.pages import (
 from server.console.pages.administration import keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql_reader import SqlReader
-from server.console.templates import render
+from server.console.templates import render, serve_static
 from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound, WrongOrigin
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
@@ -40,74 +40,15 @@ from server.limits.shared_limit import UNBOUNDED, SharedLimit
 from server.protocol.ids import new_request_id
 from server.store.console.time_limit import TimeOver
 
-ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024
-_MAX_UNUSED_BODY_BYTES = 4096
-_SIGN_IN_SECONDS = 5.0
+MAX_UNUSED_BODY_BYTES = 4096
+SIGN_IN_SECONDS = 5.0
 """Time for the sign-in form to arrive; its sender has no key yet."""
 
 
-class ConsolePage(NamedTuple):
-    """A route below /console."""
-
-    method: Literal["GET", "POST"]
-    path: str
-    handler: ConsoleHandler
-    needs: Literal["metadata", "admin"]
-
-
-_ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
-ADMINISTRATION: Sequence[ConsolePage] = (
-    ConsolePage("GET", "/tenants", tenants.index, "metadata"),
-    ConsolePage("POST", "/tenants", tenants.create, "admin"),
-    ConsolePage("GET", "/tenants/{tenant}", tenants.show, "metadata"),
-    ConsolePage("POST", "/tenants/{tenant}", tenants.update, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
-    ConsolePage("GET", "/tenants/{tenant}/erase", tenants.show_erasure, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/erase/count", tenants.count_erasure, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/erase", tenants.erase, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
-    ConsolePage("POST", "/tenants/{tenant}/webhook_endpoints", tenants.create_endpoint, "admin"),
-    ConsolePage("POST", _ENDPOINT, tenants.set_endpoint_enabled, "admin"),
-    ConsolePage("POST", f"{_ENDPOINT}/rotate", tenants.rotate_secret, "admin"),
-    ConsolePage("POST", f"{_ENDPOINT}/delete", tenants.delete_endpoint, "admin"),
-    ConsolePage("GET", "/keys", keys.index, "metadata"),
-    ConsolePage("GET", "/keys/{key_id}", keys.show, "metadata"),
-    ConsolePage("POST", "/keys/{key_id}", keys.update, "admin"),
-    ConsolePage("POST", "/keys/{key_id}/rotate", keys.rotate, "admin"),
-    ConsolePage("POST", "/keys/{key_id}/revoke", keys.revoke, "admin"),
-    ConsolePage("GET", "/prices", prices.index, "metadata"),
-    ConsolePage("POST", "/prices", prices.set_price, "admin"),
-    ConsolePage("GET", "/trail", trail.show, "metadata"),
-)
-PAGES: Sequence[ConsolePage] = (
-    ConsolePage("GET", "", history.show, "metadata"),
-    ConsolePage("GET", "/history", history.show, "metadata"),
-    ConsolePage("GET", "/history.csv", history.csv, "metadata"),
-    ConsolePage("GET", "/usage", usage.show, "metadata"),
-    ConsolePage("GET", "/usage.csv", usage.csv, "metadata"),
-    ConsolePage("GET", "/live", live.show, "metadata"),
-    ConsolePage("POST", "/live/drain", live.drain, "admin"),
-    ConsolePage("GET", "/responses/{response_id}", response.show, "metadata"),
-    ConsolePage("GET", "/responses/{response_id}/raw", response.raw, "admin"),
-    ConsolePage("GET", "/responses/{response_id}/run", run_again.show, "admin"),
-    ConsolePage("POST", "/responses/{response_id}/run", run_again.run, "admin"),
-    ConsolePage("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
-    ConsolePage("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
-    ConsolePage("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
-    ConsolePage("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
-    ConsolePage("POST", "/responses/{response_id}/delete", response.delete, "admin"),
-    *ADMINISTRATION,
-    ConsolePage("GET", "/sql", sql.show, "admin"),
-    ConsolePage("POST", "/sql", sql.run, "admin"),
-    ConsolePage("POST", "/saved_views", saved_views.save, "admin"),
-    ConsolePage("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
-    ConsolePage("GET", "/compare", compare.show, "metadata"),
-    ConsolePage("GET", "/playground", playground.show, "admin"),
-    ConsolePage("POST", "/playground", playground.send, "admin"),
-    ConsolePage("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
-    ConsolePage("POST", "/sign-out", sign_in.sign_out, "metadata"),
-)
+_MODULES = (compare, history, live, playground, response, response_events, run_again, saved_views, sql, usage)
+_ADMINISTRATION = (keys, prices, tenants, trail)
+"""Modules whose handlers add themselves to the pages."""
 
 
 def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequence[BaseRoute]:
@@ -136,7 +77,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         *(_route(services, signed_in, page, reader) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
-        Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None)),
+        Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(serve_static, None)),
         Route(
             f"{PATH}/{{rest:path}}",
             AuthenticatedEndpoint(
@@ -144,7 +85,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
                 signed_in,
                 context.threads.read,
                 authorize=lambda caller: _require(caller, "metadata"),
-                max_body=_MAX_UNUSED_BODY_BYTES,
+                max_body=MAX_UNUSED_BODY_BYTES,
                 body_seconds=services.config.body_seconds,
             ),
         ),
@@ -168,7 +109,7 @@ def _route(
         context,
         context.threads.write if is_post else context.threads.read,
         authorize=lambda caller: _require(caller, page.needs),
-        max_body=MAX_FORM_BYTES if is_post else _MAX_UNUSED_BODY_BYTES,
+        max_body=MAX_FORM_BYTES if is_post else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
     )
     return Route(PATH + page.path, endpoint, methods=[page.method])
@@ -190,8 +131,8 @@ def _sign_in(
         context,
         context.threads.auth,
         authorize=lambda _caller: None,
-        max_body=_MAX_UNUSED_BODY_BYTES,
-        body_seconds=min(services.config.body_seconds, _SIGN_IN_SECONDS),
+        max_body=MAX_UNUSED_BODY_BYTES,
+        body_seconds=min(services.config.body_seconds, SIGN_IN_SECONDS),
     )
     return Route(f"{PATH}/sign-in", endpoint, methods=[method])
 

@@ -1,7 +1,6 @@
 """Sessions of the console: a cookie that holds the sealed API key, on its way in and out; the token of forms.
 
-The key itself is checked with every request, as that of an API request is. So a revoked or expired key ends
-its sessions on all replicas, and no table of sessions is needed.
+The key is checked with every request, so a revoked one ends its sessions on all replicas, without a table.
 """
 
 import secrets
@@ -48,10 +47,7 @@ def open_session(seal: Seal, cookie: str, now: float) -> str | None:
 
 
 def form_token(seal: Seal, cookie: str) -> str:
-    """Return the token that a form sends back to change something, and that other sites' pages cannot know.
-
-    `cookie` is empty on a server without keys.
-    """
+    """The token that a form sends back to change something, and that other sites' pages cannot know."""
     return seal.tag("console", cookie)
 
 
@@ -79,13 +75,16 @@ def with_key(request: HTTPConnection, key: str) -> HTTPConnection:
 
 
 def set_session(services: Services, request: HTTPConnection, answer: Response, key: str) -> None:
-    """Gives the browser a session of that key. Raises InvalidRequest for one that is too long."""
+    """Gives the browser a session of that key, for HTTPS where it, or a proxy, says that it uses that.
+
+    Raises InvalidRequest for a key that is too long.
+    """
     answer.set_cookie(
         COOKIE,
         seal_session(services.model.seal, key, time()),
         max_age=SESSION_S,
         path=PATH,
-        secure=_is_secure(request),
+        secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
         httponly=True,
         samesite="lax",
     )
@@ -93,8 +92,3 @@ def set_session(services: Services, request: HTTPConnection, answer: Response, k
 
 def end_session(answer: Response) -> None:
     answer.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="lax")
-
-
-def _is_secure(request: HTTPConnection) -> bool:
-    """Whether the browser uses HTTPS, here or at a proxy that says so; who lies loses the cookie alone."""
-    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"

@@ -1,7 +1,7 @@
 """The timeline of a response: a lane an output item, marks, pauses; what its drawing and its text say. Pure.
 
-Distances are in units of the drawing, which is `WIDTH` wide however long the response took: ticks of deltas
-that fall on one unit are one tick, darker the more there are. So 100,000 events are drawn as fast as 1,000.
+Deltas that fall on one unit of the drawing, which is `WIDTH` wide, are one tick, darker the more there are:
+100,000 events are drawn as fast as 1,000.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,20 +167,12 @@ class _Reading:
         elif kind.endswith(".delta"):
             lane.deltas[at] = lane.deltas.get(at, 0) + 1
 
-    @property
-    def shown_marks(self) -> list[tuple[str, float, int]]:
-        """The first ones, and the last one, which is the end."""
-        return self.marks if len(self.marks) <= MAX_MARKS else [*self.marks[: MAX_MARKS - 1], self.marks[-1]]
-
     def _lane(self, output_index: int, title: str, at: float) -> _OpenLane:
         return self.lanes.setdefault(output_index, _OpenLane(title, at, at))
 
 
 def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True) -> Timeline:
-    """The timeline of a response whose log has these rows, with the names of tools if `names`.
-
-    Raises msgspec.DecodeError.
-    """
+    """The timeline of a log, with the names of tools if `names`. Raises msgspec.DecodeError."""
     reading = _Reading(created_at.timestamp(), names)
     for row in rows:
         reading.add(row)
@@ -189,13 +181,15 @@ def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True
     seconds = reading.last
     scale = WIDTH / seconds if seconds else 0.0
     open_lanes = sorted(reading.lanes.items())
+    marks = reading.marks  # the first ones, and the last one, which is the end
+    marks = marks if len(marks) <= MAX_MARKS else [*marks[: MAX_MARKS - 1], marks[-1]]
     longest = sorted(reading.gaps, key=lambda gap: gap[0] - gap[1])[:MAX_GAPS]
     return Timeline(
         seconds=seconds,
         events=reading.events,
         lanes=[_drawn(index, lane, seconds, scale) for index, lane in open_lanes[:MAX_LANES]],
         more_lanes=max(0, len(open_lanes) - MAX_LANES),
-        marks=[Mark(label, at, round(at * scale, 1), number) for label, at, number in reading.shown_marks],
+        marks=[Mark(label, at, round(at * scale, 1), number) for label, at, number in marks],
         gaps=[
             Gap(begin, end - begin, round(begin * scale, 1), round((end - begin) * scale, 1))
             for begin, end in sorted(longest)

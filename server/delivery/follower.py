@@ -1,4 +1,8 @@
-"""The follower thread: reads the logs of watched responses that run elsewhere, for their readers here."""
+"""The follower thread: reads committed events of responses that run elsewhere, for their readers here.
+
+It reads the logs of all watched responses in one query, again and again with pauses, the first time when a
+reader comes.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -38,9 +42,21 @@ class Follower:
     """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
-        self, database: Database, hub: Hub, runs_here: Callable[[UUID], bool], on_fatal: Callable[[], None]
+        self,
+        database: Database,
+        hub: Hub,
+        runs_here: Callable[[UUID], bool],
+        on_fatal: Callable[[], None],
+        *,
+        pause: Callable[[float, int], float] = pause_after,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`runs_here`: this process runs a response, and so publishes its frames itself."""
+        """`runs_here`: this process runs a response, and so publishes its frames itself.
+
+        `on_fatal` is called when the thread gives up. `pause` computes the pauses between two reads, and
+        `idle_seconds` is the one while nobody waits for a response that runs elsewhere.
+        """
+        self._pause, self._idle_seconds = pause, idle_seconds
         self._database = database
         self._hub = hub
         self._runs_here = runs_here
@@ -84,8 +100,8 @@ class Follower:
         has_updates = bool(remote) and self._publish_updates(remote)
         self._quiet = 0 if has_updates else self._quiet + 1
         now = monotonic()
-        self._due = now + (pause_after(now - began, self._quiet) if remote else IDLE_SECONDS)
-        self._due_for_new_readers = now + (pause_after(now - began, 0) if remote else 0.0)
+        self._due = now + (self._pause(now - began, self._quiet) if remote else self._idle_seconds)
+        self._due_for_new_readers = now + (self._pause(now - began, 0) if remote else 0.0)
 
     def _publish_updates(self, watched: Sequence[Subscription]) -> bool:
         """Whether there were any. What Postgres cannot read of one response keeps no other one's readers."""
@@ -108,7 +124,9 @@ class Follower:
         return bool(updates)
 
     def _publish_alone(self, watched: Subscription) -> bool:
-        """`_publish_together` of one; an undecodable one is gone, a slow one tried again."""
+        """`_publish_together` of one. If what is stored cannot be decoded, its readers are told that there is
+        nothing more; if it took too long, it is tried again with the next read.
+        """
         try:
             return self._publish_together([watched])
         except DatabaseError as error:

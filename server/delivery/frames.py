@@ -25,7 +25,12 @@ class FramePage:
 
 
 class OpenResponsesNames:
-    """The specification's `response.reasoning.` for `response.reasoning_text.`, and no `id:` lines."""
+    """Renames events as in the Open Responses specification.
+
+    Its names are OpenAI's except for two: `response.reasoning_text.delta` and `.done` are
+    `response.reasoning.delta` and `.done`. The `id:` line is left out, as the specification has it. Nothing
+    else of a frame changes.
+    """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
         return [to_open_responses(one) for one in frames]

@@ -49,9 +49,17 @@ class Channel:
     """The frames of one running response, each kept once though recorder and follower may both add it."""
 
     def __init__(
-        self, *, stored: bool, start: int | None = None, on_join: Callable[[], None] | None = None
+        self,
+        *,
+        stored: bool,
+        start: int | None = None,
+        on_join: Callable[[], None] | None = None,
+        tail_frames: int = TAIL_FRAMES,
     ) -> None:
-        """`start` is the first frame's number, None if the first `add` says it."""
+        """`start` is the sequence number of the first frame; None if the first `add` determines it.
+
+        `on_join` is called when a reader joins. If it is `stored`, it keeps its last `tail_frames`.
+        """
         self.final: bytes | None = None
         self.gone = False
         self.forks = 0
@@ -62,6 +70,7 @@ class Channel:
         self.next_seq = start
         """The sequence number after the last frame. Any thread."""
         self._stored = stored
+        self._tail_frames = tail_frames
         self._frames: deque[bytes] = deque()
         self._wakers: set[asyncio.Event] = set()
         self._on_join = on_join
@@ -74,11 +83,6 @@ class Channel:
     @property
     def ended(self) -> bool:
         return self.final is not None or self.gone
-
-    @property
-    def has_readers(self) -> bool:
-        """Any thread."""
-        return bool(self._wakers)
 
     @property
     def readers(self) -> int:
@@ -113,7 +117,9 @@ class Channel:
             self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop `grace` after the last reader, at once if not stored."""
+        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
+        once if the response is not stored, because then no reader can come back.
+        """
         self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:
@@ -144,7 +150,7 @@ class Channel:
         skipped = self.next_seq - published.first
         fresh = published.frames[skipped:] if skipped else published.frames
         self._frames.extend(fresh)
-        while self._stored and len(self._frames) > TAIL_FRAMES:
+        while self._stored and len(self._frames) > self._tail_frames:
             self._frames.popleft()
         self.next_seq += len(fresh)
         self.final, self.gone = published.final, published.gone
@@ -167,10 +173,11 @@ class Channel:
 class Hub:
     """The channels of this process; those from `watch` live as long as who has them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tail_frames: int = TAIL_FRAMES) -> None:
         self.on_new_reader: Callable[[], None] = lambda: None
         """Called on the loop when a watched response gets a reader; must not wait."""
         self._loop = loop
+        self._tail_frames = tail_frames
         self._lock = threading.Lock()
         self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
         self._opened: dict[UUID, Channel] = {}
@@ -185,13 +192,11 @@ class Hub:
         on_abandoned: Callable[[], None],
         first_frames: Sequence[bytes] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, which is cancelled without readers.
-        A channel that was watched before is reused. Any thread, before the next `publish`.
-        """
+        """The channel of a foreground response about to run, cancelled without readers. Any thread."""
         with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
-                channel = Channel(stored=stored, start=0)
+                channel = Channel(stored=stored, start=0, tail_frames=self._tail_frames)
             self._channels[response_id] = self._opened[response_id] = channel
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
@@ -211,21 +216,25 @@ class Hub:
             self.publish([Published(response_id, 0, (), None, gone=True)])
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
-        """The channel of a stored response of this tenant, wherever it runs, and if `ends_unread` until it
-        has no readers. They read from the store until `begin_at` or the first `publish`. Watch a new response
-        before others can claim it, or earlier frames reach no reader here. Any thread.
+        """The channel of a stored response of this tenant, wherever it runs; if `ends_unread`, it is
+        cancelled without readers. Readers read from the store until `begin_at` or the first `publish`. Watch
+        a new response before others can claim it: frames published earlier reach no reader here. Any thread.
         """
         with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
                 key = (tenant, response_id)
-                channel = Channel(stored=True, on_join=self.on_new_reader)
+                channel = Channel(stored=True, on_join=self.on_new_reader, tail_frames=self._tail_frames)
                 self._channels[response_id] = self._watched[key] = channel
             channel.ends_unread |= ends_unread
             return channel
 
     def begin_at(self, channel: Channel, position: int) -> None:
-        """Declares that readers have all frames before `position`, read after `watch`. Any thread."""
+        """Declares that the readers of a watched channel have all frames before `position`. Any thread.
+
+        `position` must come from a read of the store after `watch`: frames committed between a read and a
+        later `watch` would be in neither.
+        """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 
@@ -249,7 +258,7 @@ class Hub:
     def _read_channels(self) -> list[tuple[SubscriptionKey, Channel]]:
         with self._lock:
             channels = list(self._watched.items())
-        return [(key, channel) for key, channel in channels if channel.has_readers and not channel.ended]
+        return [(key, channel) for key, channel in channels if channel.readers and not channel.ended]
 
     def count_readers(self) -> int:
         """The readers of all channels. Any thread."""
@@ -260,7 +269,7 @@ class Hub:
     def is_unread(self, response_id: UUID) -> bool:
         """Whether it runs here in the foreground without readers. Any thread."""
         channel = self._opened.get(response_id)
-        return channel is not None and not channel.has_readers and not channel.ended
+        return channel is not None and not channel.readers and not channel.ended
 
     def running(self, response_id: UUID) -> Channel | None:
         """The channel opened for a run here, until its response ends. Any thread."""
@@ -292,8 +301,15 @@ class Hub:
 class Abandonment:
     """Responses that run here and have lost their last reader here."""
 
-    def __init__(self, *, is_unread: Callable[[UUID], bool], cancel: Callable[[UUID], None]) -> None:
+    def __init__(
+        self,
+        *,
+        is_unread: Callable[[UUID], bool],
+        cancel: Callable[[UUID], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """`is_unread` returns whether a response runs here without a reader here; `cancel` ends one."""
+        self._clock = clock
         self._is_unread = is_unread
         self._cancel = cancel
         self._lock = threading.Lock()
@@ -302,7 +318,7 @@ class Abandonment:
     def add(self, response: UUID) -> None:
         """The response has had no reader here for its grace period. Any thread; never waits."""
         with self._lock:
-            self._cancel_at.setdefault(response, monotonic() + GRACE_SECONDS)
+            self._cancel_at.setdefault(response, self._clock() + GRACE_SECONDS)
 
     def pending(self) -> list[UUID]:
         """The responses whose readers on other replicas have to be looked up."""
@@ -311,7 +327,7 @@ class Abandonment:
 
     def settle(self, read_elsewhere: Collection[UUID], *, alone: bool = False) -> None:
         """Cancels what is due and not read elsewhere; everything at once if this is the only replica."""
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             for response in read_elsewhere:
                 self._cancel_at[response] = now + GRACE_SECONDS

@@ -1,4 +1,7 @@
-"""Stored items as clients get them: pictures with their `image_url` or null, and without `content`."""
+"""Stored items as clients get them: each picture with its `image_url`, or with null in its place.
+
+`content`, by which items name stored pictures, is removed from all of them.
+"""
 
 import logging
 from collections import Counter
@@ -42,7 +45,11 @@ def with_image_urls(
     known: Mapping[bytes, StoredImage] | None = None,
     max_bytes: int | None = None,
 ) -> list[str]:
-    """The JSON of stored items with their pictures' URLs, up to the item that reaches `max_bytes`."""
+    """The JSON of stored items with their pictures' URLs.
+
+    With `max_bytes`, only the leading items, of which the last is the one that reaches them. `known` are
+    pictures that need not be read.
+    """
     decoded = [_decode(payload) if _NAMES_IMAGE in payload else None for payload in payloads]
     needed = [_digests(item) for item in decoded]
     sizes = images.sizes(connection, tenant, set().union(*needed)) if any(needed) else {}
@@ -61,9 +68,11 @@ def with_image_urls(
     ]
 
 
-def page_with_image_urls(connection: Connection, tenant: str, page: PayloadPage) -> PayloadPage:
+def page_with_image_urls(
+    connection: Connection, tenant: str, page: PayloadPage, max_bytes: int = MAX_BYTES
+) -> PayloadPage:
     """The page with its pictures' URLs, which count among its bytes."""
-    payloads = with_image_urls(connection, tenant, page.payloads, max_bytes=MAX_BYTES)
+    payloads = with_image_urls(connection, tenant, page.payloads, max_bytes=max_bytes)
     return PayloadPage(payloads, page.more or len(payloads) < len(page.payloads))
 
 

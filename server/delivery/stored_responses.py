@@ -241,9 +241,7 @@ def list_encoded(
     kind: str,
     encode: Callable[[Connection, Sequence[StoredResponse]], Iterator[bytes]],
 ) -> Page[msgspec.Raw]:
-    """A page of what `encode` makes of responses, which may leave some out. Raises InvalidRequest where
-    `asked.after` is no id of this `kind`.
-    """
+    """A page of what `encode` makes of responses. Raises InvalidRequest if `after` is none of this `kind`."""
     after, limit, newest_first = asked
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
@@ -264,8 +262,8 @@ def list_encoded(
                     return page, True
                 page.append(encoded)
                 size += len(encoded)
-            if not more:
-                return page, False
+            if not more or (page and len(rows) <= limit):  # the others are beyond the page's bytes
+                return page, more
             cursor = PageCursor(rows[-1].created_at, rows[-1].id)
 
     page, more = database.read(work)
@@ -280,9 +278,7 @@ def list_input_items(
     *,
     image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
-    """A page of a response's own input items; None without the response. Without `image_urls`, URLs of
-    pictures are null. Raises InvalidRequest for a bad cursor.
-    """
+    """A page of a response's input items; None without it. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:

@@ -1,10 +1,7 @@
 """Finds Postgres' programs; copies them where the account that runs them cannot reach them.
 
-They come from the directory the caller names, else from the wheel that `holdfast[embedded]`
-installs, else from the system's packages. When root runs them as an unprivileged user who cannot
-enter the directory they are in, they are copied once into the data directory.
-
-Knows nothing about clusters or processes that stay.
+They come from the directory that the caller names, else from the wheel of `holdfast[embedded]`, else from the
+system's packages.
 """
 
 import importlib.util
@@ -33,11 +30,10 @@ class Binaries:
     """One installation of Postgres that the account can run."""
 
     directory: Path
-    #: 18 for PostgreSQL 18.4: data directories of different majors do not fit together.
     major: int
+    """18 for PostgreSQL 18.4: data directories of different majors do not fit together."""
 
     def program(self, name: str) -> str:
-        """The path of one of Postgres's programs."""
         return str(self.directory / name)
 
 
@@ -58,36 +54,25 @@ def binaries_for(account: Account, pgbin: Path | None, copies: Path) -> Binaries
 
 def bin_directory_of_major(major: int) -> Path | None:
     """An installation of that major on this system, to tell a person about."""
-    for directory in (*reversed(_wheel_directories()), *_system_directories()):
-        if _major_of(directory) == major:
-            return directory
-    return None
+    directories = (*reversed(_wheel_directories()), *_system_directories())
+    return next((each for each in directories if client_major(each / "postgres") == major), None)
 
 
-def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[str, str]]:
-    """The command that opens an interactive SQL session on `url`, and variables that it needs besides.
-
-    The password is one of these, because every user of the machine can read command lines.
-    """
-    given = [pgbin] if pgbin is not None else []
-    for directory in (*given, *_wheel_directories()[:1]):
-        if (directory / "psql").is_file():
-            program: str | None = str(directory / "psql")
-            break
-    else:
-        program = shutil.which("psql")
+def psql_command(url: str) -> tuple[list[str], dict[str, str]]:
+    """The command of an interactive SQL session, and variables with the password, which `ps` would show."""
+    own = [directory / "psql" for directory in _wheel_directories()[:1]]
+    program = next((str(path) for path in own if path.is_file()), shutil.which("psql"))
     if program is None:
         raise EmbeddedError(
             f"There is no psql here: install PostgreSQL's client, or {EXTRA}, which brings one. "
-            "With Docker Compose, on the host: "
-            "docker compose exec postgres psql -U holdfast"
+            "With Docker Compose, on the host: docker compose exec postgres psql -U holdfast"
         )
     target, secrets = client_connection(url)
     return [program, target], secrets
 
 
 def client_connection(url: str) -> tuple[str, dict[str, str]]:
-    """A URL as an argument of Postgres's programs, without its password, and variables with that."""
+    """A URL as an argument of Postgres' programs, without its password, and variables with that."""
     target = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)
     parameters = conninfo_to_dict(target)
     password = parameters.pop("password", None)
@@ -121,12 +106,13 @@ def _select_bin_directory(pgbin: Path | None) -> Path:
         if not (pgbin / "postgres").is_file():
             raise EmbeddedError(f"PGBIN is {pgbin}, which has no program `postgres` in it.")
         return pgbin.resolve()
-    for directory in (*_wheel_directories()[:1], *_system_directories()):
-        return directory
-    raise EmbeddedError(
-        "There is no DATABASE_URL, and no Postgres to run in its place: "
-        f"{EXTRA} brings one, or set DATABASE_URL."
-    )
+    directories = (*_wheel_directories()[:1], *_system_directories())
+    if not directories:
+        raise EmbeddedError(
+            f"There is no DATABASE_URL, and no Postgres to run in its place: {EXTRA} brings one, or set "
+            "DATABASE_URL."
+        )
+    return directories[0]
 
 
 def _wheel_directories() -> list[Path]:
@@ -166,14 +152,6 @@ def _version(directory: Path, account: Account) -> str | None:
     return match[1]
 
 
-def _major_of(directory: Path) -> int | None:
-    try:
-        version = _version(directory, Account(os.geteuid(), os.getegid(), is_other=False))
-    except (EmbeddedError, OSError):
-        return None
-    return None if version is None else int(re.split(r"\D", version)[0])
-
-
 def _copy_installation(bin_directory: Path, copies: Path) -> Path:
     """Copy an installation whole, with the libraries its programs look for beside the package."""
     install = bin_directory.parent
@@ -188,8 +166,7 @@ def _copy_installation(bin_directory: Path, copies: Path) -> Path:
     target = copy / package.name / install.name / bin_directory.name
     if target.is_dir():
         return target
-    # Only the owner of the data directory comes here, so everything else under `copies` is either
-    # half made or of a version that nobody runs any more.
+    # Only the data directory's owner comes here: what else is under `copies` is half made, or old.
     shutil.rmtree(copies, ignore_errors=True)
     partial = copies / "partial"
     for source, place in (

@@ -136,7 +136,7 @@ def make_socket_directory(directory: ClusterDirectory, account: Account) -> None
 
 
 def check_socket_directory(directory: ClusterDirectory, account: Account) -> None:
-    """Refuse a socket that somebody else could have put there: whoever connects trusts it."""
+    """Raises EmbeddedError if somebody else could have put the socket there: whoever connects trusts it."""
     status = directory.sockets.lstat()
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
     if not private or status.st_uid not in {account.uid, os.geteuid()}:
@@ -266,9 +266,9 @@ def _command_line(pid: int) -> str:
 
 
 def remove_stale_files(directory: ClusterDirectory) -> None:
-    """Remove what would make Postgres believe that a process with a number used again is it.
+    """Removes what would make Postgres believe that a process with a number used again is it.
 
-    To be called when `cluster.lock` is held and `running_postmaster` says that there is none.
+    Call it while `cluster.lock` is held and nothing runs.
     """
     directory.pgdata.joinpath("postmaster.pid").unlink(missing_ok=True)
     directory.sockets.joinpath(SOCKET_NAME).unlink(missing_ok=True)

@@ -34,14 +34,10 @@ _OTHER_SESSIONS: Final = """
 _OURS: Final = "select count(*) from pg_class where relname = 'alembic_version'"
 
 
-def server_major(url: str) -> int:
-    """The major version of the server."""
+def _program_for(name: str, url: str) -> str:
+    """The path of pg_dump or pg_restore of the server's major, else of the next newer one that is here."""
     with _session(url) as connection:
-        return connection.info.server_version // 10000
-
-
-def program_for(name: str, major: int) -> str:
-    """The path of pg_dump or pg_restore of that major, else of the next newer one that is here."""
+        major = connection.info.server_version // 10000
     found: dict[int, str] = {}
     for program in client_programs(name):
         version = client_major(program)
@@ -57,7 +53,7 @@ def program_for(name: str, major: int) -> str:
 
 def write_dump(url: str, target: Path, without_data_of: Iterable[str] = ()) -> int:
     """Dumps a database that may be in use into a new file with mode 0600; returns its bytes."""
-    program = program_for("pg_dump", server_major(url))
+    program = _program_for("pg_dump", url)
     if target.exists():
         raise EmbeddedError(f"There is a file {target} already: name another one.")
     excluded = [f"--exclude-table-data=public.{table}" for table in without_data_of]
@@ -72,9 +68,8 @@ def write_dump(url: str, target: Path, without_data_of: Iterable[str] = ()) -> i
 
 @contextmanager
 def _file_beside(target: Path) -> Iterator[int]:
-    """A new file to write to, which gets the target's name when the block has ended.
-
-    What a killed dump has left is replaced. So is the file of one that still runs, which then fails.
+    """A new file to write to, which gets the target's name after the block, in place of what a killed dump
+    has left. The file of a dump that still runs is taken, too, which then fails.
     """
     partial = target.with_name(f"{target.name}.partial")
     with suppress(FileNotFoundError):
@@ -113,28 +108,23 @@ def check_dump(source: Path) -> None:
 
 def read_dump(url: str, source: Path) -> None:
     """Restores a dump into an empty database, in one transaction."""
-    program = program_for("pg_restore", server_major(url))
+    program = _program_for("pg_restore", url)
     options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
     with source.open("rb") as file:
         _run(program, url, options, subprocess.PIPE, file.fileno(), dbname=True)
 
 
 def has_tables(url: str) -> bool:
-    """Whether there is anything in the database."""
     return _count(url, _TABLES) > 0
 
 
 def is_of_holdfast(url: str) -> bool:
-    """Whether the database has a schema of ours."""
     return _count(url, _OURS) > 0
 
 
-def is_in_use(url: str) -> bool:
-    """Whether others are connected to the database, and stay for seconds.
-
-    Postgres lists a closed session, such as one of this process, until its backend has noticed.
-    """
-    until = time.monotonic() + _CLOSING_S
+def is_in_use(url: str, *, closing_s: float = _CLOSING_S) -> bool:
+    """Whether others stay connected to the database: a closed session is listed until it has noticed."""
+    until = time.monotonic() + closing_s
     with _session(url) as connection:
         while connection.execute(_OTHER_SESSIONS).fetchone() != (0,):
             if time.monotonic() > until:
@@ -162,9 +152,8 @@ def _session(url: str) -> Iterator[psycopg.Connection]:
 
 @contextmanager
 def replacement(maintenance_url: str, name: str, aside: str) -> Iterator[None]:
-    """Has a new database `aside` filled, and then takes the place of `name`, which is removed.
-
-    After an error `name` is as it was. Both names change in one transaction.
+    """Has a new database `aside` filled, which then takes the place of `name`, in one transaction; after an
+    error `name` is as it was.
     """
     replaced = sql.Identifier(f"{name}_replaced")
     own, new = sql.Identifier(name), sql.Identifier(aside)

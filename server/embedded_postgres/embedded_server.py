@@ -1,14 +1,9 @@
-"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory; `probe`.
+"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory.
 
-The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that
-stops it when the owner is gone. Other processes attach to its socket and share the database. When
-the owner goes, Postgres goes with it, and whichever process asks first (`ensure`) is the next owner.
-
-The kernel keeps both facts that matter, so that no crash leaves either one wrong: `owner.lock` is
-held for the owner's life, and `cluster.lock` is inherited by the watcher and by every process of
-Postgres, so that whoever gets it knows that no process of an earlier run is left.
-
-Thread-safe. Knows nothing about tables; paths and files are in `data_directory`.
+The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that stops it
+when the owner is gone. Others attach to its socket; when the owner goes, whichever asks first (`ensure`) is
+the next. The kernel keeps both facts that matter, so no crash leaves one wrong: `owner.lock` is held for the
+owner's life, and `cluster.lock` is inherited by every process of Postgres. Thread-safe.
 """
 
 import contextlib
@@ -27,27 +22,13 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from server.embedded_postgres import data_directory
 from server.embedded_postgres import watcher as postgres_watcher
 from server.embedded_postgres.binaries import Binaries, binaries_for
-from server.embedded_postgres.data_directory import (
-    PORT,
-    ClusterDirectory,
-    check_major,
-    check_socket_directory,
-    create_cluster,
-    last_error,
-    make_home,
-    make_socket_directory,
-    open_log,
-    remove_stale_files,
-    running_postmaster,
-    try_lock,
-)
 from server.embedded_postgres.system_account import Account, EmbeddedError, account_for
 
-#: Told in a few words what a start is waiting for.
 Progress = Callable[[str], None]
-
+"""Called with a few words on what a start is waiting for."""
 DATABASE = "holdfast"
 START_TIMEOUT_S = 120.0
 #: Longer than the watcher's own patience, after which it stops Postgres the hard way.
@@ -66,10 +47,9 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """The database in one data directory, shared by the processes that name that directory.
+    """The database in one data directory, shared by the processes that name it.
 
-    `options` are Postgres settings on top of ours. `pgbin` is the directory of Postgres's
-    programs; without it they come from the `embedded` extra, or from the system.
+    `options` are Postgres' settings on top of ours; `pgbin` is the directory of its programs.
     """
 
     def __init__(
@@ -79,19 +59,21 @@ class EmbeddedPostgres:
         pgbin: Path | None = None,
         options: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        probe: "Callable[[str], ServerState] | None" = None,
     ) -> None:
         if sys.platform == "win32":
             raise EmbeddedError(
                 "The embedded Postgres runs on Linux and macOS only: set DATABASE_URL to a "
                 "Postgres server, for example one in a container."
             )
-        self._directory = ClusterDirectory(data_dir.resolve())
+        self._directory = data_directory.ClusterDirectory(data_dir.resolve())
         self._pgbin = pgbin
         self._settings = {**SETTINGS, **(options or {})}
         self._start_timeout_s = start_timeout_s
+        self._probe = probe or try_to_connect
         self._mutex = threading.Lock()
         self._owner_lock: int | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self.watcher: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
         self._is_stopped = False
         _instances.add(self)
@@ -105,30 +87,27 @@ class EmbeddedPostgres:
 
     @property
     def is_owner(self) -> bool:
-        """True when Postgres was started by this process and will stop with it."""
+        """Whether this process started Postgres, which will stop with it."""
         return self._owner_lock is not None
 
     @property
     def url(self) -> str:
-        """The libpq URL of the database, over the Unix socket."""
         return self.url_of(DATABASE)
 
     def url_of(self, database: str) -> str:
-        """The libpq URL of another database of the same cluster."""
+        """The libpq URL of a database of the cluster, over the Unix socket."""
         return socket_url(self._directory.sockets, database)
 
     def start(self, progress: Progress = lambda _message: None) -> str:
-        """Start the database, or attach to the process that did; returns `url` once it answers."""
+        """Starts the database, or attaches to the process that did; returns `url` once it answers."""
         with self._mutex:
             self._is_stopped = False
             self._reach(progress)
         return self.url
 
     def ensure(self, progress: Progress = lambda _message: None) -> str:
-        """Bring the database back after a connection was lost: a no-op if it is there.
-
-        Restarts a Postgres that died, and takes the database over from an owner that is gone. Any
-        number of threads and processes may call this at once.
+        """Brings the database back after a connection was lost: restarts a Postgres that died, or takes it
+        over from an owner that is gone. Any number of threads and processes may call it.
         """
         with self._mutex:
             if self._is_stopped:
@@ -148,34 +127,32 @@ class EmbeddedPostgres:
         try:
             if not self.is_owner and self._attach_or_own(progress, deadline):
                 return
-            if self._watcher is None or not self._await_answer(progress, deadline):
+            if self.watcher is None or not self._await_answer(progress, deadline):
                 self._run_as_owner(progress, deadline)
         except OSError as error:
-            raise EmbeddedError(
-                f"The embedded Postgres cannot work in {self._directory.home}: {error}"
-            ) from error
+            where = self._directory.home
+            raise EmbeddedError(f"The embedded Postgres cannot work in {where}: {error}") from error
 
     def _attach_or_own(self, progress: Progress, deadline: float) -> bool:
-        """True once attached to another process's database, False once it is ours to run."""
+        """Whether it is attached to another process's database; False once it is ours to run."""
         account = self._account()
-        make_home(self._directory, account)
-        waiting = _OneMessage(progress)
+        data_directory.make_home(self._directory, account)
+        waiting = _once(progress)
         reach = ServerState("down", "it has no socket")
         while True:
-            self._owner_lock = try_lock(self._directory.owner_lock, account)
+            self._owner_lock = data_directory.try_lock(self._directory.owner_lock, account)
             if self.is_owner:
                 return False
             if self._directory.sockets.exists():
-                check_socket_directory(self._directory, account)
-                reach = probe(self.url)
+                data_directory.check_socket_directory(self._directory, account)
+                reach = self._probe(self.url)
                 if reach.state == "up":
                     return True
-            waiting.say("waiting for the process that owns the database")
+            waiting("waiting for the process that owns the database")
             if time.monotonic() > deadline:
                 raise EmbeddedError(
-                    f"Another process owns the database in {self._directory.home}, but the "
-                    f"database did not answer within {self._start_timeout_s:.0f} s: "
-                    f"{reach.complaint}"
+                    f"Another process owns the database in {self._directory.home}, but the database did "
+                    f"not answer within {self._start_timeout_s:.0f} s: {reach.complaint}"
                 )
             time.sleep(POLL_S)
 
@@ -188,7 +165,7 @@ class EmbeddedPostgres:
             finally:
                 os.close(cluster_lock)
             if not self._await_answer(progress, deadline):
-                complaint = last_error(self._directory, self._log_offset)
+                complaint = data_directory.last_error(self._directory, self._log_offset)
                 raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
             create_database(self.url_of("postgres"), DATABASE)
         except BaseException:
@@ -199,16 +176,16 @@ class EmbeddedPostgres:
         return account_for(self._directory.pgdata, self._directory.home)
 
     def _claim_cluster(self, progress: Progress, deadline: float) -> int:
-        """Hold `cluster.lock`, once every process of an earlier run is gone.
+        """Holds `cluster.lock`, once every process of an earlier run is gone.
 
-        Usually their watcher is stopping them at this moment; when it was killed too, we do.
+        Usually their watcher stops them at this moment; where it was killed, too, they are stopped here.
         """
         account = self._account()
-        waiting = _OneMessage(progress)
+        waiting = _once(progress)
         patient_until = time.monotonic() + postgres_watcher.FAST_SHUTDOWN_S
         while True:
-            lock = try_lock(self._directory.cluster_lock, account)
-            postmaster = running_postmaster(self._directory)
+            lock = data_directory.try_lock(self._directory.cluster_lock, account)
+            postmaster = data_directory.running_postmaster(self._directory)
             if lock is not None and postmaster is None:
                 return lock
             if lock is not None:
@@ -222,7 +199,7 @@ class EmbeddedPostgres:
                 is_patient = time.monotonic() < patient_until
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(postmaster.pid, signal.SIGINT if is_patient else signal.SIGQUIT)
-            waiting.say("waiting for an earlier Postgres to stop")
+            waiting("waiting for an earlier Postgres to stop")
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"Processes of an earlier Postgres on {self._directory.pgdata} are still "
@@ -233,17 +210,19 @@ class EmbeddedPostgres:
     def _launch(self, cluster_lock: int, progress: Progress) -> None:
         account = self._account()
         binaries = binaries_for(account, self._pgbin, self._directory.binaries)
-        make_socket_directory(self._directory, account)
+        data_directory.make_socket_directory(self._directory, account)
         if not self._directory.pgdata.exists():
             progress(f"making a database in {self._directory.home}")
             durable = self._settings.get("fsync") != "off"
-            create_cluster(self._directory, binaries, account, lock=cluster_lock, durable=durable)
-        check_major(self._directory, binaries)
-        remove_stale_files(self._directory)
-        log = open_log(self._directory, account)
+            data_directory.create_cluster(
+                self._directory, binaries, account, lock=cluster_lock, durable=durable
+            )
+        data_directory.check_major(self._directory, binaries)
+        data_directory.remove_stale_files(self._directory)
+        log = data_directory.open_log(self._directory, account)
         try:
             self._log_offset = os.fstat(log).st_size
-            self._watcher = subprocess.Popen(
+            self.watcher = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", postgres_watcher.__file__, str(cluster_lock)),
                     *((str(account.uid), str(account.gid)) if account.is_other else ("-", "-")),
@@ -264,21 +243,20 @@ class EmbeddedPostgres:
         program = binaries.program("postgres")
         paths = ["-D", str(self._directory.pgdata), "-k", str(self._directory.sockets)]
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
-        return [program, *paths, "-h", "", "-p", str(PORT), *settings]
+        return [program, *paths, "-h", "", "-p", str(data_directory.PORT), *settings]
 
     def _await_answer(self, progress: Progress, deadline: float) -> bool:
         """True once Postgres answers, False once it has ended.
 
-        One that lives is left alone: it may be recovering from the crash of one of its processes,
-        or have no connection left to give, and a restart would make either worse. While it recovers
-        there is no deadline: the next start would recover from the beginning.
+        One that lives is left alone: it may recover from a crash, or have no connection left, and a restart
+        makes either worse. While it recovers there is no deadline: the next start would begin again.
         """
-        waiting = _OneMessage(progress)
-        while (reach := probe(self.url_of("postgres"))).state != "up":
-            if self._watcher is None or self._watcher.poll() is not None:
+        waiting = _once(progress)
+        while (reach := self._probe(self.url_of("postgres"))).state != "up":
+            if self.watcher is None or self.watcher.poll() is not None:
                 return False
             if reach.state == "recovering":
-                waiting.say("recovering after a crash")
+                waiting("recovering after a crash")
             if self._is_stopped:
                 raise EmbeddedError("The embedded Postgres was stopped by this process.")
             if reach.state == "down" and time.monotonic() > deadline:
@@ -294,7 +272,7 @@ class EmbeddedPostgres:
         if self._owner_lock is None:
             return
         try:
-            if self._watcher is not None:
+            if self.watcher is not None:
                 self._discard_watcher()
                 os.close(self._claim_cluster(lambda _message: None, time.monotonic() + STOP_TIMEOUT_S))
         finally:
@@ -302,35 +280,34 @@ class EmbeddedPostgres:
             self._owner_lock = None
 
     def _discard_watcher(self) -> None:
-        if self._watcher is None:
+        if self.watcher is None:
             return
-        watcher, self._watcher = self._watcher, None
+        watcher, self.watcher = self.watcher, None
         if watcher.stdin is not None:
             watcher.stdin.close()  # the watcher reads end-of-file and stops Postgres
         watcher.wait(timeout=STOP_TIMEOUT_S)
 
     def _forget(self) -> None:
-        """In a fork of this process: give up its copies, or the owner would never seem gone."""
+        """Gives up a fork's copies, or the owner would never seem gone."""
         if self._owner_lock is not None:
             os.close(self._owner_lock)
             self._owner_lock = None
-        if self._watcher is not None and self._watcher.stdin is not None:
-            self._watcher.stdin.close()
-            self._watcher.returncode = 0  # not our child: nothing to wait for
-            self._watcher = None
+        if self.watcher is not None and self.watcher.stdin is not None:
+            self.watcher.stdin.close()
+            self.watcher.returncode = 0  # not our child: nothing to wait for
+            self.watcher = None
 
 
-class _OneMessage:
+def _once(progress: Progress) -> Progress:
     """Says the first of a loop's messages."""
+    said: list[str] = []
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._is_said = False
+    def say(message: str) -> None:
+        if not said:
+            said.append(message)
+            progress(message)
 
-    def say(self, message: str) -> None:
-        if not self._is_said:
-            self._is_said = True
-            self._progress(message)
+    return say
 
 
 _instances: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()
@@ -356,10 +333,10 @@ class ServerState(NamedTuple):
 def socket_url(sockets: Path, database: str) -> str:
     """The libpq URL of a database of the Postgres that has its socket in this directory."""
     # With the port, because libpq would otherwise take one from PGPORT.
-    return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={PORT}"
+    return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={data_directory.PORT}"
 
 
-def probe(url: str) -> ServerState:
+def try_to_connect(url: str) -> ServerState:
     """Try to connect."""
     try:
         psycopg.connect(url, connect_timeout=2).close()
@@ -381,7 +358,6 @@ def create_database(maintenance_url: str, name: str) -> None:
         with psycopg.connect(maintenance_url, autocommit=True) as connection:
             query = "SELECT 1 FROM pg_database WHERE datname = %s"
             if connection.execute(query, [name]).fetchone() is None:
-                create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-                connection.execute(create)
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     except psycopg.Error as error:
         raise EmbeddedError(f"Cannot create the database {name!r}: {error}") from error

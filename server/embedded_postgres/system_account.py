@@ -1,10 +1,8 @@
-"""The operating system account of the embedded Postgres, and which directories it can enter.
+"""The operating system account of the embedded Postgres, and which directories it can enter; EmbeddedError.
 
-Postgres refuses to run as root. An ordinary user runs it as themselves; root runs it as the owner
-of the data directory, or as `postgres`, or as `nobody`. Only directories of the embedded database
-are ever given away or have their mode changed, never a parent.
-
-Also holds `EmbeddedError`, which every part of the embedded Postgres raises.
+Postgres refuses to run as root. An ordinary user runs it as themselves; root runs it as the owner of the data
+directory, or as `postgres`, or as `nobody`. Only directories of the embedded database are ever given away or
+have their mode changed.
 """
 
 import os
@@ -52,15 +50,11 @@ class Account:
     @property
     def has_passwd_entry(self) -> bool:
         """False for a bare number, as some container platforms hand out; initdb refuses those."""
-        try:
-            pwd.getpwuid(self.uid)
-        except KeyError:
-            return False
-        return True
+        return self.name != f"uid {self.uid}"
 
     @property
     def popen_identity(self) -> PopenIdentity:
-        """Keyword arguments for `subprocess` that run a program as this user."""
+        """The arguments of `subprocess` that run a program as this user."""
         if self.is_other:
             return PopenIdentity(user=self.uid, group=self.gid, extra_groups=[])
         return PopenIdentity(user=None, group=None, extra_groups=None)
@@ -81,7 +75,7 @@ class Account:
             ) from error
 
     def closed_directory(self, path: Path) -> Path | None:
-        """The first existing directory on the way to and including `path` closed to this user."""
+        """The first existing directory on the way to `path`, or itself, that is closed to this user."""
         for directory in (*reversed(path.parents), path):
             try:
                 status = directory.stat()

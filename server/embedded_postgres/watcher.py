@@ -1,13 +1,9 @@
 """Runs one Postgres on behalf of the process that owns it, and stops it when that process is gone.
 
-A program of its own, started by `embedded_server` with `python -I -S`: it may import nothing but the
-standard library. Its standard input is a pipe whose other end only the owner holds, so it
-reads end-of-file when the owner exits, crashes or is killed, and asks Postgres to shut down.
-
-It runs in a session of its own, so that a Ctrl-C or a kill meant for the owner's process group
-reaches neither it nor Postgres. Postgres shares its session: what kills one group kills both.
-
-It knows nothing about data directories, readiness or databases.
+A program of its own, started with `python -I -S`: it imports nothing but the standard library. Its standard
+input is a pipe whose other end only the owner holds, so it reads end-of-file when the owner exits, crashes or
+is killed. It runs in a session of its own, which Postgres shares, so that a Ctrl-C or a kill for the owner's
+process group reaches neither.
 """
 
 import os
@@ -17,14 +13,11 @@ import sys
 import threading
 from types import FrameType
 
-#: All that Postgres and its tools are told about the world: not the owner's secrets, and a locale
-#: that every system has (macOS refuses to start Postgres without a valid one).
 POSTGRES_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
-
-#: How long a fast shutdown may take before it becomes an immediate one, which loses nothing
-#: committed but leaves the next start to replay the log. Postgres 18 never ends a fast shutdown
-#: that comes while it restarts itself after the crash of one of its processes.
+"""Without the owner's secrets; with a locale that every system has, as macOS' Postgres needs one."""
 FAST_SHUTDOWN_S = 15
+"""The time of a fast shutdown, which then becomes an immediate one that leaves the log to be replayed.
+Postgres 18 never ends one that comes while it restarts itself after a crash."""
 
 
 def main(arguments: list[str]) -> int:

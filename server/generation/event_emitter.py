@@ -1,4 +1,8 @@
-"""Turns a parser's deltas into OpenAI's stream events: the same deltas give the same events and ids. Pure."""
+"""Turns a parser's deltas into OpenAI's stream events, from the first after acceptance to the terminal one.
+
+Pure: the same deltas give the same events with the same ids, in OpenAI's order, numbered without a gap. The
+state is the open item and the finished items.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -6,7 +10,7 @@ from typing import Literal
 from uuid import UUID
 
 from server.generation.offered_tools import HostedTools
-from server.generation.output_decoding import FinishDetails
+from server.generation.output_decoding import OutputDecoder
 from server.generation.run_facts import FIRST_EVENTS
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
@@ -155,7 +159,7 @@ class EventEmitter:
                     self.tool_calls.pending_calls.remove(done.output_index)
 
     def end(
-        self, ending: Ending, token_dump: TokenDump | None = None, details: FinishDetails | None = None
+        self, ending: Ending, token_dump: TokenDump | None = None, decoder: OutputDecoder | None = None
     ) -> tuple[list[Event], Response]:
         """Closes the open items; returns the events up to the terminal one, and the final response in it. A
         completed response always has a message, perhaps an empty one, or a call. A cancelled one ends with
@@ -174,8 +178,8 @@ class EventEmitter:
         )
         if token_dump is not None:
             final = token_dump.add_to(final, ending.turns)
-        if details is not None:
-            final = details.add_to(final)
+        if decoder is not None:
+            final = decoder.add_to(final)
         events.append(self._event(_TERMINAL[ending.status], final))
         return events, final
 
@@ -184,7 +188,6 @@ class EventEmitter:
         return len(self.output)
 
     def _ensure_open(self, start: ItemStart) -> list[Event]:
-        """Opens a message or reasoning for a delta, unless the open item is one."""
         if self._open is not None and type(self._open.start) is type(start):
             return []
         return self._open_item(start)
@@ -205,8 +208,13 @@ class EventEmitter:
     @property
     def _cut_off_status(self) -> ItemStatus:
         """The open item's status if another item begins: a call without a CallEnd is incomplete."""
+        return "incomplete" if self.is_in_call else "completed"
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the last call has not been ended."""
         in_call = self._open is not None and isinstance(self._open.start, CallStart)
-        return "incomplete" if in_call or self.tool_calls.has_draft else "completed"
+        return in_call or self.tool_calls.has_draft
 
     def _close(self, status: ItemStatus) -> list[Event]:
         if self.tool_calls.has_draft:

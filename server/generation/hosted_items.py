@@ -58,7 +58,6 @@ def started_item(kind: type[HostedCall], item_id: str, response: UUID, call: Mcp
 
 
 def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
-    """The item with the call's arguments."""
     match item:
         case McpCall():
             return msgspec.structs.replace(item, arguments=call.arguments)
@@ -204,7 +203,6 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
 
 
 def tool_result_of(item: HostedCall) -> ToolResult:
-    """The result of a call, from its item."""
     match item:
         case McpCall():
             return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)

@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.offered_tools import HostedTools
-from server.generation.stop_strings import StopStrings
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.model_format import (
     CallEnd,
@@ -83,17 +82,66 @@ Decoded = list[tuple[Delta, Sequence[Logprob]]]
 """Deltas, each with the log probabilities of the tokens that begin in it."""
 
 
+class StopStrings:
+    """Text in, text out. The end of the text is held back while it may begin a stop string."""
+
+    def __init__(self, texts: Sequence[str], *, include: bool) -> None:
+        """`include`: the stop string itself belongs to the output."""
+        self.match: str | None = None
+        self.held = ""
+        """The end of the text, which `feed` has not returned yet."""
+        self._texts = texts
+        self._include = include
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def feed(self, text: str, *, ends: bool = True) -> str:
+        """The text that can be streamed; none after a match. Of several stops the first complete one counts,
+        then the longest, however the text was cut; before `ends` they are text.
+        """
+        seen = len(self.held)
+        whole = self.held + text
+        matches = []
+        for stop in self._texts if ends else ():
+            start = whole.find(stop, max(0, seen - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start))
+        if matches:
+            end, start = min(matches)
+            self.match, self.held = whole[start:end], ""
+            return whole[:end] if self._include else whole[:start]
+        cut = min((_beginning(stop, whole) for stop in self._texts), default=len(whole))
+        self.held = whole[cut:]
+        return whole[:cut]
+
+    def flush(self) -> str:
+        """The text that was held back; the next text begins another message."""
+        rest, self.held = self.held, ""
+        return rest
+
+
+def _beginning(stop: str, text: str) -> int:
+    """The index in `text` where a beginning of `stop` begins that may end in text to come."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return start if start >= 0 else len(text)
+
+
 class OutputDecoder:
     """The deltas of one engine request's tokens, up to the stop string that ends them."""
 
     def __init__(self, spec: DecodingSpec) -> None:
-        self.details = FinishDetails(spec)
+        self.stop_reason: str | int | UnsetType | None = None if spec.reports_stop_reason else UNSET
+        self.cumulative_logprob: float | UnsetType = 0.0 if spec.reports_cumulative_logprob else UNSET
         self.token_count = 0
         """Tokens of the output; those after a stop string are none of it."""
         self.lacks_call = spec.must_call
         """A call is required, and none is complete yet."""
+        self._spec = spec
+        self._last_token: int | None = None
         self._parser = spec.parser
-        self._min_tokens = spec.min_tokens
         self._stops = StopStrings(spec.stop_strings, include=spec.include_stop_string)
         self._in_answer = True
         """The current message is the answer, and no commentary before a call."""
@@ -116,8 +164,9 @@ class OutputDecoder:
             self._logprobs.restore(events)
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
-        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string. With
-        stop strings tokens are parsed one by one, so that the one that ends the output is known.
+        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string.
+
+        With stop strings tokens are parsed one by one, so that the one that ends the output is known.
         """
         if not self._stops:
             return self._feed(token_ids, logprobs)
@@ -135,12 +184,29 @@ class OutputDecoder:
         decoded = [each for delta in self._parser.close() for each in self._decode(delta)]
         return _merged(decoded + self._flush())
 
+    def stop(self) -> None:
+        """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
+        if self.stop_reason is not UNSET:
+            token = self._last_token if self._last_token in self._spec.stop_token_ids else None
+            self.stop_reason = token if self.stop_string is None else self.stop_string
+
+    def add_to(self, response: Response) -> Response:
+        """The final response with `stop_reason` and `cumulative_logprob`, which only its last event has."""
+        return msgspec.structs.replace(
+            response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
+        )
+
     def _feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.add(self.token_count, token_ids, logprobs)
         self.token_count += len(token_ids)
-        deltas = self._parser.feed(self.details.add(token_ids, logprobs))
-        return [each for delta in deltas for each in self._decode(delta)]
+        if self.cumulative_logprob is not UNSET and logprobs is not None:
+            self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
+        if token_ids:
+            self._last_token = token_ids[-1]
+            if self._last_token in self._spec.hidden_stop_ids:
+                token_ids = token_ids[:-1]
+        return [each for delta in self._parser.feed(token_ids) for each in self._decode(delta)]
 
     def _decode(self, delta: Delta) -> Decoded:
         if self.stop_string is not None:
@@ -156,7 +222,7 @@ class OutputDecoder:
         begin = len(self._stops.held)
         starts = _starts_of(logprobs, delta.text)
         self._waiting += ((begin + start, logprob) for start, logprob in zip(starts, logprobs, strict=True))
-        return self._release(self._stops.feed(delta.text, ends=self.token_count > self._min_tokens))
+        return self._release(self._stops.feed(delta.text, ends=self.token_count > self._spec.min_tokens))
 
     def _flush(self) -> Decoded:
         return self._release(self._stops.flush())
@@ -238,39 +304,6 @@ class PendingLogprobs:
         utf8 = self._vocabulary.tokens[token_id]
         text = token_id_name(token_id) if self._tokens_as_ids else utf8.decode(errors="replace")
         return text, list(utf8)
-
-
-class FinishDetails:
-    """What the final response says of one engine request: `stop_reason` and `cumulative_logprob`."""
-
-    def __init__(self, decoding: DecodingSpec) -> None:
-        self.stop_reason: str | int | UnsetType | None = None if decoding.reports_stop_reason else UNSET
-        self.cumulative_logprob: float | UnsetType = 0.0 if decoding.reports_cumulative_logprob else UNSET
-        self._stop_token_ids = decoding.stop_token_ids
-        self._hidden_stop_ids = decoding.hidden_stop_ids
-        self._last_token: int | None = None
-
-    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Sequence[int]:
-        """Takes the next tokens; returns those for the parser, without a hidden stop token."""
-        if self.cumulative_logprob is not UNSET and logprobs is not None:
-            self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
-        if not token_ids:
-            return token_ids
-        self._last_token = token_ids[-1]
-        return token_ids[:-1] if self._last_token in self._hidden_stop_ids else token_ids
-
-    def add_to(self, response: Response) -> Response:
-        """The final response with both fields. Only its last event has them; the row has no such columns."""
-        return msgspec.structs.replace(
-            response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
-        )
-
-    def stop(self, stop_string: str | None) -> None:
-        """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
-        if self.stop_reason is UNSET:
-            return
-        token = self._last_token if self._last_token in self._stop_token_ids else None
-        self.stop_reason = token if stop_string is None else stop_string
 
 
 class WithoutReasoning:

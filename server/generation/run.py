@@ -119,7 +119,10 @@ class Run:
     def feed_logged_tokens(
         self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
     ) -> list[Event]:
-        """The events of a turn's logged tokens; deltas may be cut otherwise than those in `events`."""
+        """The events that a turn's logged tokens give now; `events` are those that they gave then.
+
+        Their deltas may be cut differently from the logged ones; their text is the same.
+        """
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
         self._resumed_tokens = self._decoder.token_count if self.has_stopped else len(token_ids)
@@ -178,13 +181,15 @@ class Run:
             reason = "stop"
         status, incomplete_reason = _ENDS[reason]
         if reason == "stop":
-            self._decoder.details.stop(self._decoder.stop_string)
+            self._decoder.stop()
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
         if status == "completed" and self.facts.wants_output and self._decoder.lacks_call:
             return rest + self._end("failed", usage, at, error_code="server_error", error_message=NO_CALL)
         if status == "completed" and self._emitter.tool_calls.pending_calls:
             return rest + self._end_turn(usage)
+        if status == "completed" and not stopped and self._emitter.is_in_call:
+            status, incomplete_reason = _ENDS["length"]  # a client must not take half a call for a whole one
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
     def _end_summary(self, usage: TokenUsage, at: datetime) -> list[Event]:
@@ -263,8 +268,8 @@ class Run:
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: TokenUsage) -> None:
-        """Adds a turn. Tokens of earlier attempts count as output and not as prompt; the prompt beyond the
-        previous turn's tokens is tool output, unless that turn wrote a compaction's summary.
+        """Adds a turn. Resumed tokens are output, not prompt; tool output is what the prompt has beyond the
+        previous turn's tokens, unless that wrote a summary.
         """
         prompt, tools = usage.prompt - self._resumed_tokens, 0
         first_is_summary = self._compaction is not None and self._compaction.by_model
@@ -296,7 +301,10 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response; `readable` unless the parser raised and lost its text."""
+        """The last events of a failed response, with the output up to now.
+
+        Pass `readable=False` after the parser has raised: the text that it held back is lost.
+        """
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)
@@ -344,7 +352,7 @@ class Run:
             incomplete_reason=incomplete_reason,
             cancel_reason=self._cancel_reason if status == "cancelled" else None,
         )
-        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder.details)
+        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder)
         return events
 
     def _emit(self, decoded: Sequence[tuple[Delta, Sequence[Logprob]]]) -> list[Event]:

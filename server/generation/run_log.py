@@ -1,4 +1,7 @@
-"""`RunLog`: what earlier attempts have committed of a run: tokens, output items, model turns, texts. Pure."""
+"""`RunLog`: a response's event log as the state of its run: tokens, output items, model turns, texts. Pure.
+
+The log has what earlier attempts committed. Recovery continues a run from it, or ends one.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +56,10 @@ class RunLog:
         return False if "response.reasoning_text.delta" in kinds else None
 
     def turns(self, *, writes_summary: bool = False) -> list[LoggedTurn]:
-        """The model turns: a hosted call's result ends one, or, if it `writes_summary`, the compaction."""
+        """The model turns. A turn ends where the log has the result of a hosted tool call.
+
+        With `writes_summary` the first turn ends where the log has the finished compaction item.
+        """
         turns = [LoggedTurn()]
         chunks = dict(self.token_chunks)
         between_turns = False

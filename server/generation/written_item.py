@@ -1,4 +1,8 @@
-"""The events of an item that the model writes: message, reasoning with its summary, client's call. Pure."""
+"""The events of one output item that the model writes: message, reasoning with its summary, client's call.
+
+Pure. Order: item added, part added, deltas, text done, part done, item done; calls have no parts. A summary
+repeats the reasoning while it is streamed: part added, text deltas, text done, part done.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,7 +48,6 @@ class EventNumbers:
     def event(
         self, kind: Callable[Concatenate[int, _P], wire.WholeEvent], *args: _P.args, **kwargs: _P.kwargs
     ) -> Event:
-        """The next event, of that type and with those fields after its number."""
         return wire.whole_event(kind(self.take(), *args, **kwargs))
 
 
@@ -162,7 +165,6 @@ class WrittenItem:
 
 
 def delta_kind(start: ItemStart) -> Kind:
-    """The kind of the delta events of an item that began so."""
     match start:
         case MessageStart():
             return Kind.OUTPUT_TEXT_DELTA

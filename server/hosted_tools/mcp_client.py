@@ -62,7 +62,9 @@ class McpServers:
         *,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
-        """`seconds` limits a call and its wait for a slot, `list_seconds` a list; `allowed` is for URLs."""
+        """`seconds` is the time limit of a call, connecting included, and of its wait for a slot;
+        `list_seconds` that of a list of tools. `allowed` applies to URLs in requests.
+        """
         self.registered = registered
         self._seconds = seconds
         self._list_seconds = min(seconds, list_seconds)
@@ -82,7 +84,10 @@ class McpServers:
         check_url(read_url(url), self._allowed)
 
     def find_tools(self, label: str, credentials: McpCredentials, tenant: str) -> "ToolList | Future[None]":
-        """A server's tools, or a future of their listing. Raises TooManyRequests or Overloaded."""
+        """A server's tools from the cache, else a future that is done when the cache has them.
+
+        A failure is an error in the list. Raises TooManyRequests or Overloaded.
+        """
         key = ToolListKey(tenant, self._share_key(label, credentials), label, _digest(credentials))
         return self._listings.find(key, partial(self.start_listing, label, credentials, tenant))
 
@@ -146,7 +151,6 @@ class McpServers:
         return failed_result("The MCP server could not be reached, or its response could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
-        """Cancel the calls of a response."""
         with self._lock:
             futures = list(self._pending_calls.get(response, ()))
         for future in futures:

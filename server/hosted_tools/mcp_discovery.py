@@ -1,4 +1,8 @@
-"""MCP tool discovery: a request's servers are checked and listed before its response, which stores tools."""
+"""MCP tool discovery: the servers that a request names are validated and listed before the response exists.
+
+Their tools become a part of the stored request, so that a recovered run offers the same ones. A list that the
+conversation already has is not sent again, as with OpenAI.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -239,7 +243,11 @@ class _RequestServers:
             ) from None
 
     def _check_access(self, tool: McpTool, path: str) -> None:
-        """Raises ToolNotAllowed by a server's URL or host, never by the label a request chooses."""
+        """Raises ToolNotAllowed for a server that the caller's key may not use.
+
+        A server at a URL of the request is known by that URL and by its host, never by its label, which the
+        request chooses.
+        """
         names: tuple[str | None, ...]
         if tool.server_url is not None:
             names = (tool.server_url, tool.server_url.partition("?")[0], urlsplit(tool.server_url).hostname)
@@ -274,7 +282,10 @@ def _builtin_server(
 
 
 def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
-    """Raises InvalidRequest for a restriction that the server would not obey; tuning is accepted."""
+    """Raises InvalidRequest for a setting of a built-in tool that its server would not obey.
+
+    What only tunes a tool (`search_context_size`, `user_location`, `memory_limit`) is accepted.
+    """
     filters, container = element.get("filters"), element.get("container")
     for name in ("allowed_domains", "blocked_domains"):
         if isinstance(filters, dict) and filters.get(name):

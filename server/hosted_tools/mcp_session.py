@@ -1,5 +1,7 @@
-"""Asynchronous exchanges with an MCP server, which is not trusted: the bytes that it sends are limited while
-they arrive, and redirects are not followed. A local command's process lives for one exchange.
+"""Asynchronous exchanges with an MCP server: connect, list its tools or call one, close.
+
+Servers are not trusted: the bytes that they send are limited while they arrive, and redirects are not
+followed. A local command is the operator's own; its process lives for one exchange.
 """
 
 import asyncio
@@ -128,7 +130,10 @@ async def call_tool(
     tenant: str,
     server: str,
 ) -> "CallToolResult":
-    """The tool's result. Raises NoSlot, or TimeoutError `seconds` after the call began."""
+    """The tool's result, of a call that is made once the tenant has a slot for the server.
+
+    Raises NoSlot after `seconds` without one, and TimeoutError `seconds` after the call has begun.
+    """
     limits: dict[Hashable, int] = {
         ("server", server): MAX_PER_SERVER,
         ("pair", tenant, server): MAX_PER_TENANT_AND_SERVER,

@@ -53,8 +53,10 @@ class RegisteredServers:
     def headers(
         self, label: str, caller_headers: Mapping[str, str], tenant: str, session: str | None
     ) -> dict[str, str]:
-        """The headers sent to a server: the caller's, with token and session id replaced by the server's own:
-        a MAC of the tenant, and one of the caller's value or `session`; none without either.
+        """The headers sent to a server: the caller's, with the session id and the token replaced.
+
+        The session id is `<MAC of the tenant>.<MAC of the session>`. The session is the caller's own value of
+        the header, else `session`; without either there is no session id.
         """
         reserved = (SESSION_HEADER, TOKEN_HEADER)
         headers = {name: value for name, value in caller_headers.items() if name.lower() not in reserved}

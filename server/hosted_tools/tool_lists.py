@@ -1,4 +1,7 @@
-"""MCP servers' lists of tools: the usable ones, and a cache by tenant and credentials. Thread-safe."""
+"""MCP servers' lists of tools: which tools are usable, and a cache in which requests share one exchange.
+
+A list belongs to a tenant and to the credentials that it was fetched with. Thread-safe; no call waits.
+"""
 
 import logging
 import re
@@ -79,7 +82,10 @@ class ToolListCache:
         self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
-        """The cached list, or a future of it, begun by `ask`. Raises TooManyRequests or Overloaded."""
+        """The cached list, or a future that is done when it is cached. `ask` starts it if none runs.
+
+        Raises TooManyRequests or Overloaded at the limits of pending exchanges.
+        """
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():

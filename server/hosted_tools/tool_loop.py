@@ -1,5 +1,8 @@
-"""ToolLoop, between two model turns of a response: makes hosted calls, whose results go to the recorder, then
-submits the next turn. Turns have a thread pool of their own, so that they do not wait for calls.
+"""ToolLoop, between two model turns of a response: makes hosted tool calls, then submits the next turn.
+
+Calls run on the thread of the MCP sessions. Next turns are prepared on a thread pool of their own, so that
+neither waits for the other. Each result goes to the recorder as a message. When the last result of a turn is
+committed, the next turn's engine request is submitted.
 """
 
 import logging
@@ -55,8 +58,8 @@ class ToolLoop:
         traces: ResponseTraces | None = None,
         reserve_turn: Callable[[RunFacts, int], bool] = lambda _facts, _prompt_tokens: True,
     ) -> None:
-        """`on_call` gets each call that was made, its result and seconds. `reserve_turn` says whether budgets
-        have room for a turn with so many tokens in its prompt.
+        """`on_call` gets each call that was made, with its result and its duration in seconds. `reserve_turn`
+        says whether the budgets of a response have room for a further turn with so many tokens in its prompt.
         """
         self._reserve_turn = reserve_turn
         self._traces = traces or ResponseTraces()
@@ -125,7 +128,10 @@ class ToolLoop:
                 self._turn_pool.submit(act, *arguments)
 
     def cancel(self, response: UUID, reason: CancelReason | None = None) -> None:
-        """Cancels a response in or between its turns; without a reason its run has ended here."""
+        """Cancels a response in any of its turns, or between two. Without a reason its run has ended here.
+
+        The recorder has the reason before the engine's end, which comes through the same inbox.
+        """
         with self._lock:
             has_turns = response in self._turn_builders
             if has_turns:

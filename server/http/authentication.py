@@ -12,13 +12,7 @@ from time import monotonic
 from starlette.requests import HTTPConnection
 
 from server.caller import DEFAULT_TENANT, KEY_PREFIX, Caller, digest_of
-from server.configuration.origins import (
-    AllowedHosts,
-    AllowedOrigins,
-    origin_error,
-    read_allowed_hosts,
-    read_cors_origins,
-)
+from server.configuration import origins
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
 from server.oidc.access_tokens import AccessTokens, check_form
@@ -39,8 +33,8 @@ class Authenticator:
     def __init__(
         self,
         database: Database,
-        allowed_hosts: AllowedHosts = AllowedHosts(),  # noqa: B008 - frozen
-        allowed_origins: AllowedOrigins = AllowedOrigins(),  # noqa: B008 - frozen
+        allowed_hosts: origins.AllowedHosts = origins.AllowedHosts(),  # noqa: B008 - frozen
+        allowed_origins: origins.AllowedOrigins = origins.AllowedOrigins(),  # noqa: B008 - frozen
         tokens: AccessTokens | None = None,
     ) -> None:
         """With `tokens` every request needs a key or a token from the start."""
@@ -61,13 +55,9 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: Config, database: Database) -> "Authenticator":
-        """An authenticator with the settings' allowed hosts and CORS origins."""
-        return cls(
-            database,
-            read_allowed_hosts(config.allowed_hosts),
-            read_cors_origins(config.cors_origins),
-            AccessTokens.from_settings(config),
-        )
+        hosts = origins.read_allowed_hosts(config.allowed_hosts)
+        pages = origins.read_cors_origins(config.cors_origins)
+        return cls(database, hosts, pages, AccessTokens.from_settings(config))
 
     def expected_tenant(self, request: HTTPConnection) -> str | None:
         """The tenant of a known key; None for keys that this process has not validated. As `known_caller`."""
@@ -78,10 +68,9 @@ class Authenticator:
         return None if caller is None else caller.tenant
 
     def known_caller(self, request: HTTPConnection) -> Caller | None:
-        """The caller as the key's last lookup here had it; None for keys that this process has not validated.
-
-        While no key exists, None unless that was looked up within the last `_KEYLESS_S`. Uses no database.
-        Raises WrongHost and, once keys are required, NotAuthenticated for a malformed key.
+        """The caller as the key's last lookup here had it; None for keys that this process has not validated,
+        and while no key exists after `_KEYLESS_S`. Raises WrongHost, and NotAuthenticated for a malformed
+        key.
         """
         self._check_origin(request, key_exists=True)
         if not self._key_required.is_set():
@@ -137,9 +126,8 @@ class Authenticator:
     def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
         port = server[1] if server else None
-        error = origin_error(
-            request.headers, port, self._allowed_hosts, self._allowed_origins, key_exists=key_exists
-        )
+        allowed = (self._allowed_hosts, self._allowed_origins)
+        error = origins.origin_error(request.headers, port, *allowed, key_exists=key_exists)
         if error is not None:
             raise error
 

@@ -31,30 +31,22 @@ log = logging.getLogger("holdfast.errors")
 
 
 def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
-    return Response(
-        msgspec.json.encode(value),
-        status_code=status,
-        headers={"x-request-id": request.state.request_id},
-        media_type="application/json",
-    )
+    headers = {"x-request-id": request.state.request_id}
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
     """The error as an HTTP response."""
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
+    headers["x-should-retry"] = "true" if error.retry else "false"
     if error.retry:
         headers["retry-after"] = str(error.retry_seconds)
-        headers["x-should-retry"] = "true"
-    else:
-        headers["x-should-retry"] = "false"
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):
         headers["accept-encoding"] = "gzip, deflate"
-    return Response(
-        msgspec.json.encode(body), status_code=error.status, headers=headers, media_type="application/json"
-    )
+    return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -115,11 +107,6 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
     if isinstance(api_error, MethodNotAllowed):
-        answered.headers["allow"] = ", ".join(_allowed_methods(request))
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        answered.headers["allow"] = ", ".join(sorted({name for route in routes for name in route.methods}))
     return answered
-
-
-def _allowed_methods(request: HTTPConnection) -> list[str]:
-    """Return the methods of all routes that share the address."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in route.methods})

@@ -1,33 +1,17 @@
 """The OpenAPI document at /openapi.json: made from each route's Operation and from msgspec's schemas.
 
-Schemas are those of the types that requests are decoded to and answers encoded from. Items and parts are
-decoded by hand; their schemas come from the tables of their readers.
+Schemas of items and parts, which are decoded by hand, come from the tables of their readers.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from server.caller import Scope
-from server.errors import (
-    ApiError,
-    BodyTooLarge,
-    BodyTooSlow,
-    InternalError,
-    InvalidRequest,
-    MissingScope,
-    NotAuthenticated,
-    NotFound,
-    Overloaded,
-    QueryTooSlow,
-    TooManyRequests,
-    UnsupportedMediaType,
-    WrongHost,
-    WrongOrigin,
-)
+from server import errors
+from server.errors import ApiError, InvalidRequest, NotFound
+from server.http.operation import Operation, Parameter
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import input as given
 from server.protocol.responses import tools
@@ -36,17 +20,12 @@ from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item, OtherItem
 from server.version import VERSION
 
-H = TypeVar("H")
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 _COMMON_ERRORS: tuple[type[ApiError], ...] = (
-    BodyTooSlow,
-    BodyTooLarge,
-    TooManyRequests,
-    InternalError,
-    Overloaded,
-    QueryTooSlow,
+    *(errors.BodyTooSlow, errors.BodyTooLarge, errors.TooManyRequests),
+    *(errors.InternalError, errors.Overloaded, errors.QueryTooSlow),
 )
 _NAMED_UNIONS: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
 """Unions that become a component of their own."""
@@ -60,61 +39,6 @@ _DESCRIPTION = (
     "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
     "`response.create` messages, whose fields are CreateResponse's, and sends the events of StreamEvent."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A query or header parameter."""
-
-    name: str
-    type: Any
-    says: str
-    place: Literal["query", "header"] = "query"
-    style: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[H]):
-    """A route, its handler, and what the document says about it."""
-
-    route: str
-    """Method and path, with a blank between them."""
-    handler: H
-    says: str
-    gives: Any
-    """The type of the answer's body."""
-    _: KW_ONLY
-    takes: Any = None
-    """The type of the request's body."""
-    needs_body: bool = True
-    streams: tuple[Any, ...] = ()
-    """The types of the events, if the route can answer with a stream."""
-    parameters: tuple[Parameter, ...] = ()
-    refuses: tuple[type[ApiError], ...] = ()
-    """Errors beside those of every route."""
-    otherwise: Mapping[int, Any] = field(default_factory=dict)
-    """Bodies of other statuses that are not error objects; None for an empty body."""
-    operation_id: str = ""
-    """If not the handler's, which is its module's name and its own."""
-    media_type: str = "application/json"
-    """Media type of the response's body."""
-    scope: Scope | None = None
-    """The scope that a key needs; by default `read` for GET, `write` for other methods."""
-
-    tag: str = ""
-
-    @property
-    def method(self) -> str:
-        return self.route.partition(" ")[0]
-
-    @property
-    def path(self) -> str:
-        return self.route.partition(" ")[2]
-
-    @property
-    def required_scope(self) -> Scope:
-        """The scope that a key needs for it."""
-        return self.scope or ("read" if self.method == "GET" else "write")
 
 
 def document(keyed: Sequence[Operation[Any]], public: Sequence[Operation[Any]]) -> bytes:
@@ -145,9 +69,7 @@ def _types(route: Operation[Any]) -> list[Any]:
 
 
 def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
-    handler = route.handler
-    name = route.operation_id or f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
-    operation: Json = {"operationId": name, "summary": route.says}
+    operation: Json = {"operationId": route.operation_id, "summary": route.says}
     if route.tag:
         operation["tags"] = [route.tag]
     parameters: list[Json] = [
@@ -168,12 +90,8 @@ def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
 
 
 def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
-    described: Json = {
-        "name": parameter.name,
-        "in": parameter.place,
-        "description": parameter.says,
-        "schema": schemas.of(parameter.type),
-    }
+    described: Json = {"name": parameter.name, "in": parameter.place, "description": parameter.says}
+    described["schema"] = schemas.of(parameter.type)
     return described if parameter.style is None else {**described, "style": parameter.style, "explode": True}
 
 
@@ -183,9 +101,9 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
         content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*route.streams))}
     refused = [*_COMMON_ERRORS, *route.refuses]
     if is_keyed:
-        refused += [NotAuthenticated, MissingScope, WrongHost, WrongOrigin]
+        refused += [errors.NotAuthenticated, errors.MissingScope, errors.WrongHost, errors.WrongOrigin]
     if route.takes is not None:
-        refused.append(UnsupportedMediaType)
+        refused.append(errors.UnsupportedMediaType)
     if route.takes is not None or route.parameters:
         refused.append(InvalidRequest)
     if "{" in route.path:
@@ -199,7 +117,8 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
         kinds = [route.otherwise[status]] if status in route.otherwise else []
         if any(error.status == status for error in refused):
             kinds.append(ErrorBody)
-        words = ", ".join(_error_name(error) for error in refused if error.status == status)
+        names = [error.__name__ for error in refused if error.status == status]
+        words = ", ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize() for name in names)
         answers[str(status)] = _response(words, {"application/json": {"schema": schemas.of(*kinds)}})
     return answers
 
@@ -214,11 +133,6 @@ def _server_sent_event(schema: Json) -> Json:
 def _response(says: str, content: Json) -> Json:
     header = {"description": "The request's id, which log lines contain.", "schema": {"type": "string"}}
     return {"description": says, "headers": {"x-request-id": header}, "content": content}
-
-
-def _error_name(error: type[ApiError]) -> str:
-    """An error's description, from the name of its class."""
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", error.__name__).capitalize()
 
 
 class _Schemas:
@@ -246,9 +160,8 @@ class _Schemas:
         components |= self._unions | self._by_hand()
         told_apart = components["Item"]["discriminator"]
         opaque = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
-        told_apart["mapping"] = opaque | {
-            tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
-        }
+        told_apart["mapping"].pop(_OTHER)
+        told_apart["mapping"] = opaque | told_apart["mapping"]
         asked = _referenced([self.of(route.takes) for route in routes if route.takes], components)
         named = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
         for name in named - asked:
@@ -269,9 +182,8 @@ class _Schemas:
 
     def _by_hand(self) -> Json:
         """Schemas of types that are decoded or encoded by hand."""
-        items = {
-            kind: self._of_type(kind, reader.shape, "Param") for kind, reader in given.ITEM_READERS.items()
-        }
+        readers = given.ITEM_READERS.items()
+        items = {kind: self._of_type(kind, reader.shape, "Param") for kind, reader in readers}
         parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in CONTENT_READERS.items()}
         for kind in ("message", "item_reference"):
             items[kind]["required"].remove("type")

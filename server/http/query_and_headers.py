@@ -4,19 +4,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
 
 from server.admission.request_validation import check_include
 from server.errors import InvalidRequest, UnsupportedMediaType
-from server.http.openapi import Parameter
+from server.http.operation import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
+from server.protocol.decode import decode
 from server.protocol.ids import is_request_id
 from server.protocol.list_pages import PageRequest
 from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
+S = TypeVar("S", bound=Struct)
 
 MAX_PAGE_SIZE = 100
 DEFAULT_PAGE_SIZE = 20
@@ -33,6 +35,8 @@ PAGE = (
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
 """The query parameters that `page_request` reads."""
+MODEL = Parameter("model", str, "Filter by model.")
+TENANT = Parameter("tenant", str, "Filter by tenant.")
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
 """The query parameter that `include_values` reads."""
@@ -112,8 +116,8 @@ class ResumeAfter(NamedTuple):
 
 
 def resume_after(request: Request) -> ResumeAfter:
-    """`starting_after` or Last-Event-ID, whichever is later: an EventSource connects to the same address
-    again, whatever was in it.
+    """`starting_after` or Last-Event-ID, whichever is later: an EventSource connects again to the same
+    address.
 
     Raises InvalidRequest for what was never the id of an event.
     """
@@ -149,6 +153,11 @@ def include_values(request: Request) -> list[str]:
     values = request.query_params.getlist("include[]") + request.query_params.getlist("include")
     check_include(values)
     return values
+
+
+def read_optional(body: bytes, kind: type[S]) -> S:
+    """The request in the body, or one with nothing but defaults. Raises DecodeFailure."""
+    return decode(body, kind) if body else kind()
 
 
 def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> None:

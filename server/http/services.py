@@ -1,4 +1,4 @@
-"""Services: the objects that every HTTP handler may use, made once when the process starts. `Handler`."""
+"""`Services`, which every HTTP handler may use and a process makes once; `ApiCall` and `Handler`."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from msgspec import Raw, Struct
 from starlette.requests import Request
 
 from server.admission.admit import Admission
@@ -72,13 +73,30 @@ class Services:
     """Set when the server begins to refuse requests."""
 
     def request_stop(self, response: UUID, reason: CancelReason) -> None:
-        """Ends a response whose row has `cancel_requested_at` and the reason, on whichever replica it runs or
-        waits.
-        """
+        """Ends a response whose row says so and why, on whichever replica it runs or waits."""
         self.tool_loop.cancel(response, reason)
         self.claimer.wake()
         self.notifier.notify_cancel(response)
 
 
-Handler = Callable[[Services, Caller, Request, bytes], Answer]
-"""Answers the requests of a route: a plain function, which gets the whole body."""
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """A request of an authenticated caller, with its whole body."""
+
+    services: Services
+    caller: Caller
+    request: Request
+    body: bytes = b""
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
+
+    @property
+    def id_header(self) -> dict[str, str]:
+        """The header with the request's id, which every answer has."""
+        return {"x-request-id": self.request.state.request_id}
+
+
+Handler = Callable[[ApiCall], Answer | Struct | Raw]
+"""Answers the requests of a route: a plain function. What it returns as a struct is sent as JSON."""

@@ -75,6 +75,7 @@ _Key = tuple[str, bytes, bool]
 class _Cache:
     """Normalised pictures, least recently used first; thread-safe."""
 
+    _most_bytes: int
     _images: "OrderedDict[_Key, NormalisedImage]" = field(default_factory=OrderedDict)
     _size: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,7 +93,7 @@ class _Cache:
                 return
             self._images[key] = image
             self._size += len(image.data)
-            while self._size > CACHE_BYTES:
+            while self._size > self._most_bytes:
                 _, oldest = self._images.popitem(last=False)
                 self._size -= len(oldest.data)
 
@@ -101,14 +102,21 @@ class ImageReader:
     """Thread-safe; its methods block."""
 
     def __init__(
-        self, most_pixels: int, allowed: AllowedAddresses | None = None, lookup: Lookup = look_up
+        self,
+        most_pixels: int,
+        allowed: AllowedAddresses | None = None,
+        lookup: Lookup = look_up,
+        *,
+        memory: int = MEMORY,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Pictures of more than `most_pixels` are scaled down. `allowed` are the hosts of URLs, if any."""
         self._most_pixels = most_pixels
+        self._memory = memory
         self._allowed = allowed
         self._lookup = lookup
         self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
-        self._cache = _Cache()
+        self._cache = _Cache(cache_bytes)
 
     def with_content(self, image: InputImage) -> InputImage:
         """The picture of a request, fetched if it is at a URL. Raises ImageError."""
@@ -150,7 +158,10 @@ class ImageReader:
         key = (tenant, hashlib.sha256(content).digest(), low)
         image = self._cache.get(key)
         if image is None:
-            data = self._run_worker(tenant, content, LOW_SIDE if low else MAX_SIDE)
+            side = LOW_SIDE if low else MAX_SIDE
+            data = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, side)
+            if data.startswith(b"{"):
+                raise ImageError(*_MESSAGES[json.loads(data)["error"]])
             image = NormalisedImage(data, hashlib.sha256(data).digest())
             self._cache.put(key, image)
         return image
@@ -170,17 +181,11 @@ class ImageReader:
             files = files[size:]
         return images
 
-    def _run_worker(self, tenant: str, content: bytes, most_side: int) -> bytes:
-        output = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, most_side)
-        if output.startswith(b"{"):
-            raise ImageError(*_MESSAGES[json.loads(output)["error"]])
-        return output
-
     def _run(self, tenant: str, worker: Path, content: bytes, *bounds: int) -> bytes:
         """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""
         try:
             with self._limit.hold(tenant, _WAIT_SECONDS):
-                return bounded_process.run(worker, content, MEMORY, *bounds)
+                return bounded_process.run(worker, content, self._memory, *bounds)
         except TimeoutError:
             message = "Too many images are being read; try again later."
             raise Overloaded(message, limit="pictures being read") from None

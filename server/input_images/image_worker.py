@@ -1,4 +1,8 @@
-"""Worker that writes a picture as a PNG with Pillow, or an error as JSON. Run by `bounded_process` as a file."""
+"""Worker that reads a picture with Pillow and writes it as a PNG.
+
+Run by `bounded_process` as a file. A picture that cannot be read is told as JSON: `{"error": ...}` with
+`type`, `broken`, `large`, `narrow` or `empty`.
+"""
 
 import io
 import json

@@ -1,4 +1,8 @@
-"""Worker that draws a PDF's pages as PNGs, after a line of JSON: `{"sizes": [...]}` or `{"error": ...}`."""
+"""Worker that draws the pages of a PDF with PDFium, as PNGs.
+
+Run by `bounded_process` as a file. The first line of the output is JSON: `{"sizes": [...]}`, the bytes of
+each PNG that follows, or `{"error": ...}` with `encrypted`, `pages`, `large` or `broken`.
+"""
 
 import io
 import json

@@ -116,7 +116,7 @@ class Budgets:
             _lock(connection, owners)
             price = budgets.price_now(connection, model)
             outputs = granted_outputs(_read(connection, owners), price, demands)
-            new = [_reservation(one, output, price) for one, output in zip(demands, outputs, strict=True)]
+            new = [_reservation(*each, price) for each in zip(demands, outputs, strict=True)]
             budgets.reserve(connection, caller.tenant, caller.counted_as, self._replica, new)
             return outputs
 

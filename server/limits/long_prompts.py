@@ -1,4 +1,8 @@
-"""`LongPromptLimit`: how many long texts are tokenized at a time, fair between tenants. Short ones pass."""
+"""`LongPromptLimit`: how many long texts are tokenized, or divided, at a time, fair between tenants.
+
+That takes memory and CPU time in proportion to the text and its items. Short texts, which nearly all are, do
+not wait.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -107,7 +107,9 @@ class RateLimits:
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[RateReservation]:
-        """Counts a request, unless the block raises. Raises RateLimited or DatabaseError."""
+        """Counts a request, and surrounds its preparation and acceptance: if the block raises, what was taken
+        is given back. Raises RateLimited or DatabaseError.
+        """
         self._check(caller)
         self.take(caller)
         reservation = RateReservation(self, caller)

@@ -1,4 +1,7 @@
-"""The thread that writes what requests and responses have left of limits, so that no lock delays another."""
+"""The thread that settles with the database what requests and responses have left of limits, each second.
+
+A row that another transaction holds delays it, and so no heartbeat and no request.
+"""
 
 import logging
 from collections.abc import Callable

@@ -67,9 +67,7 @@ class SharedLimit:
 
 
 def tenant_share(caller: Caller, own: int | None, setting: int | None, total: int) -> int:
-    """How many of `total` the caller's tenant may have: its own limit, the setting's, or half. On a server
-    without keys there is one tenant, which may have all.
-    """
+    """The tenant's share of `total`: its own limit, the setting's, or half; all on a server without keys."""
     most = setting if own is None else own
     if most is not None:
         return min(most, total)

@@ -63,7 +63,11 @@ class UnfinishedResponses:
     def reserve(
         self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0, input_bytes: int = 0
     ) -> None:
-        """Counts these responses, or none, and bytes that they share. Raises as `check` does."""
+        """Count these responses, or none of them, and the bytes that they share until the last one's end.
+
+        `image_bytes` are of pictures, `input_bytes` of the input that is kept for further turns. Raises as
+        `check` does.
+        """
         shared = _SharedBytes(len(responses), image_bytes, input_bytes)
         with self._lock:
             self._check(caller, len(responses))
@@ -92,8 +96,10 @@ class UnfinishedResponses:
                 del self._counts[tenant]
 
     def full_tenants(self) -> set[str]:
-        """Tenants at the limit of the setting, whose background responses the claimer skips. It claims fairly
-        and while there is room, so the default limit is not needed there.
+        """Tenants at the limit of the setting; empty if only the default limits them.
+
+        The claimer skips their background responses. It claims only while there is room, and fairly, so that
+        the default limit is not needed there.
         """
         most = self._per_tenant
         with self._lock:

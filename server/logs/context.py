@@ -42,14 +42,10 @@ class RequestContext:
 
     def log_fields(self) -> dict[str, object]:
         """The fields of every log line of this request; what is not known is left out."""
-        fields: dict[str, object] = {"request_id": self.request_id}
-        if self.responses:
-            fields["response_id"] = response_id(self.responses[0])
-        if self.tenant is not None:
-            fields["tenant"] = self.tenant
-        if self.key_id is not None:
-            fields["key_id"] = self.key_id
-        return fields
+        response = response_id(self.responses[0]) if self.responses else None
+        fields = {"request_id": self.request_id, "response_id": response}
+        fields |= {"tenant": self.tenant, "key_id": self.key_id}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("holdfast_request", default=None)
@@ -82,9 +78,5 @@ def response_fields(
     response: UUID, tenant: str | None = None, key_id: str | None = None, request_id: str | None = None
 ) -> ResponseFields:
     """`extra` of a log line about a response; formatters leave out what is None."""
-    return {
-        "response_id": response_id(response),
-        "request_id": request_id,
-        "tenant": tenant,
-        "key_id": key_id,
-    }
+    whose: ResponseFields = {"request_id": request_id, "tenant": tenant, "key_id": key_id}
+    return {"response_id": response_id(response), **whose}

@@ -1,7 +1,6 @@
 """Log formats: text, one line a record with unprintable characters escaped, and JSON, one object a line.
 
-Text of callers, models and tool servers reaches the log. A line feed in it could forge a log line, and a
-terminal would interpret escape sequences.
+Text of callers, models and tools could forge a line with a line feed, or hold a terminal's escape sequences.
 """
 
 import logging
@@ -62,18 +61,15 @@ class OneLineFormatter(logging.Formatter):
         """The record's line, and the traceback's."""
         message = message_of(record)
         fields = record_fields(record, {})
-        said = [
-            f" {name}={value}"
-            for name, value in fields.items()
-            if name not in IN_MESSAGE or str(value) not in message
+        new = [
+            (name, each)
+            for name, each in fields.items()
+            if name not in IN_MESSAGE or str(each) not in message
         ]
-        record.message = escape_unprintable(message + "".join(said))
+        record.message = escape_unprintable(message + "".join(f" {name}={each}" for name, each in new))
         record.asctime = self.formatTime(record, self.datefmt)
-        lines = [self.formatMessage(record)]
-        lines += [
-            "  " + escape_unprintable(line) for text in _details(self, record) for line in text.split("\n")
-        ]
-        return "\n".join(lines)
+        details = [line for text in _details(self, record) for line in text.split("\n")]
+        return "\n".join([self.formatMessage(record), *("  " + escape_unprintable(line) for line in details)])
 
 
 class JsonFormatter(logging.Formatter):

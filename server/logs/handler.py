@@ -1,7 +1,6 @@
 """`configure_logging`, and the handler that never waits for the reader of standard error.
 
-Lines are formatted by the thread that logs and written by a thread of its own. Where standard error is a pipe
-that nobody reads, lines are dropped and counted, and the server goes on.
+A thread of its own writes lines, and drops and counts them where nobody reads the pipe.
 """
 
 import logging
@@ -152,8 +151,6 @@ class NonBlockingHandler(logging.Handler):
             said = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING"}
             message = f"{count} lines were dropped, because nobody read standard error"
             self._put(self.format(logging.makeLogRecord({**said, "msg": message})))
-
-    # --- the log thread ---
 
     def _write_for_ever(self) -> None:
         while True:

@@ -19,29 +19,18 @@ from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODECS
-from server.store.log_read import LogRow, decode_row, parse_compacted
+from server.store.log_read import LogRow, parse_compacted
 
 Finding = tuple[str, str]
-"""An invariant's name and how it is violated."""
-
 Json = dict[str, Any]
 """An event or item as a client's JSON parser returns it."""
-
 SLACK = timedelta(seconds=1)
 """Tolerance for a clock that was set, or for the clock of another host after a failover."""
-
 _FROM_COLUMNS = (
-    "id",
-    "status",
-    "created_at",
-    "completed_at",
-    "error",
-    "incomplete_details",
-    "output",
-    "usage",
+    *("id", "status", "created_at", "completed_at"),
+    *("error", "incomplete_details", "output", "usage"),
 )
 """Fields that a terminal event must have. A later release may repeat more fields of the request."""
-
 _COUNTED = frozenset({"cached_tokens", "cache_write_tokens", "reasoning_tokens"})
 _ABSENT = object()
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError)
@@ -53,7 +42,7 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
     yield from _check_storage(response)
     try:
         rows = _rows(response)
-        batches = [_unpack(row) for row in rows]
+        batches = [row.events() for row in rows]
         wrong_numbers = list(_check_numbers(response, rows, batches))
         yield from wrong_numbers
         if not rows or wrong_numbers:
@@ -73,11 +62,12 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
     if status not in TERMINAL_STATUSES and response.compacted is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
-    if status in TERMINAL_STATUSES and response.hot:
-        yield "I2", f"it is {status}, but {len(response.hot)} rows of its running log are left."
+    if response.compacted is not None and response.hot:
+        yield "I2", f"its events are folded, but {len(response.hot)} rows of its running log are left."
     if (
         status in TERMINAL_STATUSES
         and response.compacted is None
+        and not response.hot
         and response.audit_columns.deleted_at is None
     ):
         yield "I2", f"it is {status}, but its events are not there."
@@ -100,10 +90,6 @@ def _rows(response: AuditedResponse) -> Sequence[LogRow]:
     if folded.codec not in CODECS:
         raise ValueError(f"codec {folded.codec} is not known")
     return parse_compacted(folded.body)
-
-
-def _unpack(row: LogRow) -> list[Event]:
-    return decode_row(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
 
 
 def _check_numbers(

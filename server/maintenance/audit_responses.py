@@ -18,13 +18,14 @@ from server.protocol.input_images import CONTENT_PREFIX, content_of, parse_conte
 from server.protocol.responses.input import has_lasting_id
 from server.protocol.responses.items import Item, Message, decode_item, images_of
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
-from server.store.audit_images import ConversationImages, UnsoundImage
 from server.store.audit_snapshot import (
     AuditedItem,
     AuditedResponse,
+    ConversationImages,
     KeyViolation,
     Orphan,
     PageTime,
+    UnsoundImage,
 )
 from server.store.content.stored_items import INPUT, OUTPUT
 
@@ -166,15 +167,9 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
         yield "I7", "the ledger says that it is not stored."
     if line.key_id != response.audit_columns.key_id and response.audit_columns.key_id is not None:
         yield "I7", "the ledger has another API key than its row."
-    counted = {
-        "status": (line.status, stored.status),
-        "input_tokens": (line.input_tokens, stored.input_tokens),
-        "cached_tokens": (line.cached_tokens, stored.cached_tokens),
-        "output_tokens": (line.output_tokens, stored.output_tokens),
-        "reasoning_tokens": (line.reasoning_tokens, stored.reasoning_tokens),
-        "finished_at": (line.finished_at, stored.finished_at),
-        "created_at": (line.started_at, stored.created_at),
-    }
+    names = ("status", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "finished_at")
+    counted = {name: (getattr(line, name), getattr(stored, name)) for name in names}
+    counted["created_at"] = (line.started_at, stored.created_at)
     for name, (in_ledger, in_row) in counted.items():
         if in_ledger != in_row:
             yield "I6", f"the ledger has {name} {in_ledger}, its row {in_row}."
@@ -266,12 +261,8 @@ def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
 def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
     stored, standing = response.stored, response.audit_columns
     latest = stored.finished_at or moment.now
-    named = {
-        "queued_at": standing.queued_at,
-        "started_at": standing.started_at,
-        "first_token_at": standing.first_token_at,
-        "finished_at": stored.finished_at,
-    }
+    named = {name: getattr(standing, name) for name in ("queued_at", "started_at", "first_token_at")}
+    named["finished_at"] = stored.finished_at
     for name, time in named.items():
         if time is not None and time < stored.created_at - SLACK:
             yield "I14", f"its {name} is before its created_at."
@@ -292,10 +283,7 @@ def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Find
         yield "I16", "it is deleted and no response goes on from it, but it is kept."
 
 
-_SAID = {
-    "damaged": "has other bytes than its digest and size say",
-    "unused": "is kept, but no item names it",
-}
+_SAID = {"damaged": "has other bytes than its digest and size say", "unused": "is kept, but no item names it"}
 _MAY_NAME = f'"content":"{CONTENT_PREFIX}'
 
 

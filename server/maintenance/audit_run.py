@@ -8,12 +8,11 @@ from typing import Final
 
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_responses import AuditLimits, Violation, check_conversation, check_image
-from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
 from server.store.database import Connection, Database
-from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
+from server.store.timeout_connection import REQUEST_TIMEOUTS
 
 STATEMENT_SECONDS: Final = 3600
 """The time of a search through a whole table for rows of no response, too long for a request."""
@@ -34,9 +33,7 @@ class Tally:
 def audit_connection(database: Database) -> Iterator[Connection]:
     """A connection on which a statement may read a table of any size."""
     limits = {**REQUEST_TIMEOUTS, "statement_timeout": f"{STATEMENT_SECONDS}s"}
-    with database.dedicated_connection("audit", limits=limits) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = STATEMENT_SECONDS
+    with database.dedicated_connection("audit", limits=limits, patience=STATEMENT_SECONDS) as connection:
         yield connection
 
 
@@ -53,7 +50,7 @@ def violations(
 def _response_violations(
     connection: Connection, scope: Scope, limits: AuditLimits, tally: Tally
 ) -> Iterator[Violation]:
-    for tenant in _tenants(connection, scope):
+    for tenant in _tenants(connection, scope, "responses"):
         for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
@@ -63,10 +60,12 @@ def _response_violations(
                 yield violation
 
 
-def _tenants(connection: Connection, scope: Scope) -> list[str]:
-    """The tenants whose responses are in the scope."""
+def _tenants(connection: Connection, scope: Scope, *tables: str) -> list[str]:
+    """The tenants in the scope that have rows of these tables."""
+    if scope.tenant is not None:
+        return [scope.tenant]
     with store.snapshot(connection):
-        return [scope.tenant] if scope.tenant is not None else list(responses.tenants(connection))
+        return sorted({tenant for table in tables for tenant in responses.tenants(connection, table)})
 
 
 def _other_violations(connection: Connection, scope: Scope, limits: AuditLimits) -> Iterator[Violation]:
@@ -82,10 +81,9 @@ def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violatio
     """Violations by pictures and by conversations, which a bound on the number of responses leaves out."""
     if scope.limit is not None:
         return
-    names = [scope.tenant] if scope.tenant is not None else audit_images.tenants(connection)
-    for tenant in names:
-        for conversation in audit_images.conversations(connection, tenant):
+    for tenant in _tenants(connection, scope, "images", "conversations"):
+        for conversation in store.conversations(connection, tenant):
             yield from invariants.check_images(tenant, check_conversation(conversation))
-        found = map(check_image, audit_images.unsound_images(connection, tenant, scope))
+        found = map(check_image, store.unsound_images(connection, tenant, scope))
         yield from invariants.check_images(tenant, found)
-        yield from invariants.check_orphans(audit_images.orphans(connection, tenant))
+        yield from invariants.check_orphans(store.image_orphans(connection, tenant))

@@ -38,7 +38,6 @@ _LAST_LOOK_S = 2.0
 _NO_REPLICA = UUID(int=0)
 _YOUNG_DAYS = 1
 """Entries of the ledger that are younger are in no partition that was detached before they were written."""
-
 T = TypeVar("T")
 
 
@@ -127,12 +126,12 @@ class Erasure:
     def _in_time(self) -> bool:
         return self._clock() < self._until
 
-    def _transaction(self, work: Callable[[Connection], T]) -> T:
-        return self._database.retry(work)
+    def _transaction(self, work: Callable[..., T], /, **arguments: object) -> T:
+        return self._database.retry(partial(work, **arguments))
 
-    def _add(self, table: str, work: Callable[[Connection], int]) -> int:
+    def _add(self, table: str, work: Callable[..., int], /, **arguments: object) -> int:
         """Counts the rows that a transaction changes."""
-        changed = self._transaction(work)
+        changed = self._transaction(work, **arguments)
         self.outcome.rows[table] += changed
         return changed
 
@@ -147,46 +146,40 @@ class Erasure:
 
     def _pass_tenant(self) -> bool:
         """Removes what has ended; whether something has not."""
-        while self._transaction(partial(response_rows.cancel_all, tenant=self._tenant, limit=_CHUNK)):
+        while self._transaction(response_rows.cancel_all, tenant=self._tenant, limit=_CHUNK):
             pass
-        self._settle(self._transaction(partial(response_rows.unfinished, tenant=self._tenant, limit=_CHUNK)))
+        self._settle(self._transaction(response_rows.unfinished, tenant=self._tenant, limit=_CHUNK))
         if self.outcome.unfinished:
             return True
         self._sweep("idempotency_keys")
-        size = _FIRST_BATCH
-        while self._in_time():
-            began = self._clock()
-            remove = partial(response_rows.remove_newest, subject=self._subject, limit=size)
-            if not self._add("responses", remove):
-                break
-            size = next_batch(size, self._clock() - began)
+        self._in_batches("responses", response_rows.remove_newest, subject=self._subject)
         for table in tenant_rows.tenant_tables():
             if table == "images":
                 remove_images(self._database)
             if table != "responses":
                 self._sweep(table)
         if not self._keeps_trail():
-            self._add("audit_trail", partial(tenant_rows.reduce_purges, tenant=self._tenant))
+            self._add("audit_trail", tenant_rows.reduce_purges, tenant=self._tenant)
         return False
 
     def _sweep(self, table: str) -> None:
-        """Removes a tenant's rows of a table, batch by batch."""
+        """Removes a tenant's rows of a table."""
+        keep = self._subject.keep_usage
+        self._in_batches(table, tenant_rows.remove_rows, table=table, tenant=self._tenant, keep_usage=keep)
+
+    def _in_batches(self, counted: str, remove: Callable[..., int], /, **arguments: object) -> None:
+        """Removes batches, each of a size that its transaction has the time for, until one finds nothing."""
         size = _FIRST_BATCH
         while self._in_time():
             began = self._clock()
-            keep = self._subject.keep_usage
-            remove = partial(
-                tenant_rows.remove_rows, table=table, tenant=self._tenant, limit=size, keep_usage=keep
-            )
-            if not self._add(table, remove):
+            if not self._add(counted, remove, limit=size, **arguments):
                 return
             size = next_batch(size, self._clock() - began)
 
     def _pass_user(self) -> bool:
         """Removes what is found of the user; whether anything was."""
         assert self._user is not None
-        forget = partial(usage_days.forget_user, tenant=self._tenant, user=self._user)
-        self._add("user_days", forget)
+        self._add("user_days", usage_days.forget, tenant=self._tenant, user=self._user)
         found = self._find()
         if not (found.responses or found.lines or found.conversations or self._is_marked):
             return False
@@ -204,8 +197,8 @@ class Erasure:
         """The ledger comes last: it names responses that are gone already, and tells whose items are."""
         subject = self._subject
         for conversation in sorted(found.conversations):
-            take = partial(user_rows.take_out_of_conversation, subject=subject, conversation=conversation)
-            taken = self._transaction(take)
+            of: dict[str, object] = {"subject": subject, "conversation": conversation}
+            taken = self._transaction(user_rows.take_out_of_conversation, **of)
             if taken is None:
                 self.outcome.unfinished += 1
             else:
@@ -215,21 +208,19 @@ class Erasure:
         known = {*doomed, *self._own}
         if not self._keeps_trail():
             for names in _chunks(public_names([*known, *found.conversations])):
-                self._add(
-                    "audit_trail", partial(tenant_rows.reduce_targets, tenant=self._tenant, names=names)
-                )
+                self._add("audit_trail", tenant_rows.reduce_targets, tenant=self._tenant, names=names)
         for table in response_rows.tables_of_responses():
             for ids in _chunks(known):
-                remove = partial(response_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
-                self._add(table, remove)
+                of = {"table": table, "tenant": self._tenant, "ids": ids}
+                self._add(table, response_rows.remove_of_responses, **of)
         remaining, size = sorted(doomed), _FIRST_BATCH
         while remaining and self._in_time():
             began, newest = self._clock(), remaining[-size:]
-            self._add("responses", partial(response_rows.remove, subject=subject, ids=newest))
+            self._add("responses", response_rows.remove, subject=subject, ids=newest)
             del remaining[-size:]
             size = next_batch(size, self._clock() - began)
         for ids in _chunks(self._own):
-            self._add("usage_ledger", partial(response_rows.anonymise_lines, tenant=self._tenant, ids=ids))
+            self._add("usage_ledger", response_rows.anonymise_lines, tenant=self._tenant, ids=ids)
 
     def _keeps_trail(self) -> bool:
         self.outcome.keeps_trail = not self._transaction(tenant_rows.may_change_trail)
@@ -245,7 +236,7 @@ class Erasure:
         """The responses, and all that go on from them."""
         found = set[UUID]()
         for chunk in _chunks(ids):
-            found |= self._transaction(partial(response_rows.with_later_ones, tenant=self._tenant, ids=chunk))
+            found |= self._transaction(response_rows.with_later_ones, tenant=self._tenant, ids=chunk)
         return found
 
     def _mark(self, own: Sequence[UUID]) -> list[UUID]:
@@ -254,7 +245,7 @@ class Erasure:
         while True:
             doomed = self._later(own)
             left = sum(
-                self._transaction(partial(response_rows.mark, tenant=self._tenant, ids=chunk))
+                self._transaction(response_rows.mark, tenant=self._tenant, ids=chunk)
                 for chunk in _chunks(sorted(doomed))
             )
             if (not left and doomed <= marked) or not self._in_time():
@@ -269,7 +260,7 @@ class Erasure:
         return [
             id_
             for chunk in _chunks(ids)
-            for id_ in self._transaction(partial(response_rows.unfinished_of, tenant=self._tenant, ids=chunk))
+            for id_ in self._transaction(response_rows.unfinished_of, tenant=self._tenant, ids=chunk)
         ]
 
     def _settle(self, running: Sequence[UUID]) -> None:
@@ -278,8 +269,8 @@ class Erasure:
         if running:
             self._any_alive()
         for chunk in _chunks(running):
-            end = partial(response_rows.remove_abandoned, subject=self._subject, ids=chunk, limit=_CHUNK)
-            ended += self._add("responses", end)
+            of: dict[str, object] = {"subject": self._subject, "ids": chunk, "limit": _CHUNK}
+            ended += self._add("responses", response_rows.remove_abandoned, **of)
         self.outcome.unfinished = len(running) - ended
 
     def _any_alive(self) -> bool:

@@ -6,7 +6,7 @@ what the server could not have written.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -23,14 +23,13 @@ from server.store.database import Connection, Database, commit_synchronously
 from server.store.database_errors import DatabaseError, TransientError, first_line
 from server.store.log_append import CODECS
 from server.store.log_read import parse_compacted
-from server.store.timeout_connection import psycopg_connection
 from server.store.transfer import insert_rows
 from server.store.transfer.columns import TABLES, BadValue, row_of
 
 MAX_LINE: Final = 256 * 2**20
 """Bytes of a line."""
 _DIGEST_BYTES: Final = 32
-_MAX_PICTURES: Final = 10_000
+MAX_PICTURES: Final = 10_000
 _MAX_TENANT: Final = 63
 
 
@@ -48,9 +47,7 @@ class ImportedRow:
     kind: str
     values: dict[str, Any]
     owner: UUID | None
-    """The response or conversation that the row belongs to."""
     pictures: Sequence[bytes] = ()
-    """The digests of the pictures that an item names."""
 
 
 @dataclass(slots=True)
@@ -58,7 +55,6 @@ class LineReader:
     """Takes the lines in order; `close` after the last one."""
 
     tenant: str = ""
-    """The tenant whose export it is, after the first line."""
     number: int = 0
     """The number of the last line that was read."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -126,7 +122,8 @@ class LineReader:
                 raise BadValue("it does not belong to what is before it")
         if pictures and not kind.endswith(".item"):
             raise BadValue("pictures belong to items")
-        _CHECKS.get(kind, _no_check)(values)
+        if kind in _CHECKS:
+            _CHECKS[kind](values)
         return ImportedRow(kind, values, owner, pictures)
 
 
@@ -144,14 +141,10 @@ def _digests(raw: msgspec.Raw | None) -> list[bytes]:
     if raw is None:
         return []
     names = decode_as(raw, list[str])
-    digests = [bytes.fromhex(name) for name in names[: _MAX_PICTURES + 1]]
-    if len(digests) > _MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
+    digests = [bytes.fromhex(name) for name in names[: MAX_PICTURES + 1]]
+    if len(digests) > MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
         raise BadValue("pictures are SHA-256 digests")
     return digests
-
-
-def _no_check(_values: dict[str, Any]) -> None:
-    pass
 
 
 def _check_image(values: dict[str, Any]) -> None:
@@ -180,20 +173,14 @@ def _check_stream(values: dict[str, Any]) -> None:
         raise BadValue("its body has other events than last_seq says")
 
 
-def _check_conversation(values: dict[str, Any]) -> None:
-    decode_as(values["metadata"], dict[str, str])
-
-
-_CHECKS: Final = {
+_CHECKS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
     "image": _check_image,
-    "conversation": _check_conversation,
+    "conversation": lambda values: decode_as(values["metadata"], dict[str, str]),
     "conversation.item": _check_item,
     "response": _check_response,
     "response.item": _check_item,
     "response.stream": _check_stream,
 }
-
-
 _LIMITS: Final = {
     "statement_timeout": "60s",
     "lock_timeout": "10s",
@@ -215,6 +202,14 @@ class _Import:
 
     def add(self, row: ImportedRow, number: int) -> None:
         """Inserts a row, unless it, or what it is a part of, was there before. Raises BadLine."""
+        try:
+            self._add(row, number)
+        except TransientError:
+            raise
+        except DatabaseError as error:
+            raise BadLine(number, f"the database refuses it: {first_line(error)}") from error
+
+    def _add(self, row: ImportedRow, number: int) -> None:
         if row.owner is not None and self._skips_parts:
             return
         is_new = insert_rows.insert_row(self._connection, self._tenant, row.kind, row.values)
@@ -249,33 +244,23 @@ class _Import:
 
 
 def import_lines(database: Database, lines: Iterable[bytes], tenant: str | None) -> tuple[str, Counter[str]]:
-    """Inserts what the lines have and the database has not, for that tenant or the export's own.
-
-    Returns the tenant, and what was added by kind. Raises BadLine, after which nothing was, or DatabaseError.
+    """Inserts what the lines have and the database has not, for that tenant or the export's own. Returns the
+    tenant, and what was added by kind. Raises BadLine, after which nothing was, or DatabaseError.
     """
     reader = LineReader()
-    with database.dedicated_connection("import", limits=_LIMITS) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = _PATIENCE_S
-        with connection.begin():
-            commit_synchronously(connection)
-            done: _Import | None = None
-            for line in lines:
-                row = reader.read(line)
-                if done is None:
-                    done = _Import(connection, tenant or reader.tenant)
-                if row is not None:
-                    _add(done, row, reader.number)
-            reader.close()
-            assert done is not None
-            done.check_others()
+    with (
+        database.dedicated_connection("import", limits=_LIMITS, patience=_PATIENCE_S) as connection,
+        connection.begin(),
+    ):
+        commit_synchronously(connection)
+        done: _Import | None = None
+        for line in lines:
+            row = reader.read(line)
+            if done is None:
+                done = _Import(connection, tenant or reader.tenant)
+            if row is not None:
+                done.add(row, reader.number)
+        reader.close()
+        assert done is not None
+        done.check_others()
     return tenant or reader.tenant, done.added
-
-
-def _add(done: _Import, row: ImportedRow, number: int) -> None:
-    try:
-        done.add(row, number)
-    except TransientError:
-        raise
-    except DatabaseError as error:
-        raise BadLine(number, f"the database refuses it: {first_line(error)}") from error

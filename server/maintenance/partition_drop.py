@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 
 from server.crashpoints import crashpoint
@@ -18,10 +18,8 @@ from server.store.database import Connection, Database, clock
 from server.store.database_errors import TransientError, is_contention
 from server.store.schema import partition_removal, partitions
 from server.store.schema.partitions import CONTENT, Partition
-from server.store.timeout_connection import psycopg_connection
 
 log = logging.getLogger("holdfast.retention")
-
 STATEMENT_SECONDS = 900
 """The time of a statement that reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
@@ -166,7 +164,7 @@ class PartitionDrop:
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
         limits = {"statement_timeout": f"{STATEMENT_SECONDS}s", "lock_timeout": "1s"}
-        with closing(self._database.dedicated_connection("retention", limits=limits)) as connection:
-            with psycopg_connection(connection) as raw:
-                raw.timeout_seconds = STATEMENT_SECONDS
+        with self._database.dedicated_connection(
+            "retention", limits=limits, patience=STATEMENT_SECONDS
+        ) as connection:
             yield connection

@@ -1,5 +1,4 @@
-"""The retention thread: purges what expired or is not used; folds counters; makes partitions and statistics
-of partitioned tables.
+"""The retention thread: purges what expired, folds counters and long logs, makes partitions and statistics.
 
 Any number of replicas may run one at the same time.
 """
@@ -16,6 +15,8 @@ from uuid import UUID
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.maintenance.partition_drop import PartitionDrop
+from server.protocol.ids import response_id
+from server.store import log_append
 from server.store.administration import (
     audit_trail,
     budgets,
@@ -36,8 +37,9 @@ from server.store.content import (
 from server.store.content.conversation_expiry import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
-from server.store.database_errors import DatabaseError, first_line
+from server.store.database_errors import DatabaseError, first_line, is_unavailable
 from server.store.disk_space import Disk, Shortage
+from server.store.log_append import LogGap
 from server.store.schema import partitions
 from server.store.timeout_connection import psycopg_connection
 from server.supervised_thread import Retry, SupervisedThread
@@ -46,6 +48,12 @@ log = logging.getLogger("holdfast.retention")
 
 FOLD_SECONDS = 10.0
 """The time between two folds of the tenants' storage counters."""
+FOLDED_LOGS = 100
+"""The most event logs that are folded at a time."""
+FOLD_LIMITS = {"statement_timeout": "40s", "lock_timeout": "1s"}
+"""For some two million events. The log of more stays as it is."""
+FOLD_PATIENCE_SECONDS = 45.0
+"""More than the time-out of the statement."""
 PARTITION_SECONDS = 3600.0
 """The time between two looks for missing partitions, which are made a day before they are needed."""
 CONVERSATION_SECONDS = 3600.0
@@ -237,6 +245,30 @@ def _in_batches(database: Database, work: Callable[[Connection], bool], pause: P
             return False
 
 
+def fold_logs(database: Database, pause: Pause = _go_on) -> None:
+    """Folds the event logs that were too long to be folded with the ends of their responses.
+
+    One that cannot be folded is left for the next call. `pause` is called after every one, as `purge` does
+    it. Raises DatabaseError.
+    """
+    with database.begin() as connection:
+        ended = log_append.unfolded(connection, FOLDED_LOGS)
+    for key in ended:
+        began = time.monotonic()
+        try:
+            with database.dedicated_connection("fold", limits=FOLD_LIMITS) as connection:
+                with psycopg_connection(connection) as raw:
+                    raw.timeout_seconds = FOLD_PATIENCE_SECONDS
+                with connection.begin():
+                    log_append.fold_later(connection, *key)
+        except (DatabaseError, LogGap) as error:
+            if isinstance(error, DatabaseError) and is_unavailable(error):
+                raise
+            log.warning("the log of %s is not folded: %s", response_id(key[1]), type(error).__name__)
+        if pause(time.monotonic() - began):
+            return
+
+
 def add_partitions(database: Database, retention_days: int) -> None:
     """Makes the next partitions of every table, each in a transaction of its own. Raises DatabaseError."""
     width = partitions.width_of(retention_days)
@@ -332,6 +364,7 @@ class Retention:
             if self._disk.shortage() is None:
                 remove_images(self._database, self.thread.wait)
                 fold(self._database, self.thread.wait)
+                fold_logs(self._database, self.thread.wait)
         except DatabaseError as error:
             log.warning("purge failed, trying again later: %s", type(error).__name__)
 

@@ -1,7 +1,6 @@
 """`ClusterSampler`, the thread that reads the database for metrics, and the series of its readings.
 
-A scrape takes the last reading, so it never waits for the database. While the database does not answer,
-`holdfast_database_up` is 0 and the series that come of SQL are left out.
+A scrape takes the last reading and never waits; without one the series that come of SQL are left out.
 """
 
 import logging
@@ -106,37 +105,22 @@ def _overview_families(overview: ClusterOverview) -> Iterator[Family]:
         ("status", "background"),
         [((status, str(background).lower()), count) for (status, background), count in counts.items()],
     )
-    yield gauge(
-        "holdfast_oldest_queued_seconds",
-        "How long the oldest response has waited that no replica runs.",
-        overview.oldest_queued_seconds,
-    )
+    says = "How long the oldest response has waited that no replica runs."
+    yield gauge("holdfast_oldest_queued_seconds", says, overview.oldest_queued_seconds)
     yield gauges(
         "holdfast_replicas",
         "Replicas: those alive, and those that were within the last day, by state and role.",
         ("state", "role"),
         overview.replicas.items(),
     )
-    yield gauge(
-        "holdfast_purge_lag_seconds",
-        "How long ago the response expired that has waited longest for its purge.",
-        overview.purge_lag_seconds,
-    )
-    yield gauge(
-        "holdfast_database_connections",
-        "Connections to the database's server, those of other programs too.",
-        overview.connections,
-    )
-    yield gauge(
-        "holdfast_webhooks_pending",
-        "Webhooks that wait for an attempt, of all tenants.",
-        overview.webhooks.deliveries,
-    )
-    yield gauge(
-        "holdfast_webhooks_oldest_pending_seconds",
-        "How long ago the response ended whose webhook has waited longest.",
-        overview.webhooks.oldest_seconds,
-    )
+    says = "How long ago the response expired that has waited longest for its purge."
+    yield gauge("holdfast_purge_lag_seconds", says, overview.purge_lag_seconds)
+    says = "Connections to the database's server, those of other programs too."
+    yield gauge("holdfast_database_connections", says, overview.connections)
+    says = "Webhooks that wait for an attempt, of all tenants."
+    yield gauge("holdfast_webhooks_pending", says, overview.webhooks.deliveries)
+    says = "How long ago the response ended whose webhook has waited longest."
+    yield gauge("holdfast_webhooks_oldest_pending_seconds", says, overview.webhooks.oldest_seconds)
     says = "The most connections that the database's server takes."
     yield gauge("holdfast_database_max_connections", says, overview.max_connections)
     yield gauge("holdfast_database_size_bytes", "The size of the database.", overview.database_bytes)

@@ -1,7 +1,6 @@
 """The engine's series under vLLM's names and labels, so that its dashboards and queries can be used; our own.
 
-The values are those of `Engine.stats()` at the time of the scrape. Of a remote engine the KV cache and the
-steps are its servers' own and left out here.
+Of a remote engine the KV cache and the steps are its servers' own and left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -82,12 +81,8 @@ def _cache_and_steps(stats: Stats, labels: Labels) -> Iterator[Family]:
     used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
     yield gauge("vllm:kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.", used, labels)
     yield counter("vllm:num_preemptions", "Preempted requests.", stats.preemptions, labels)
-    config = {
-        "block_size": str(stats.block_size),
-        "enable_prefix_caching": "True",
-        "num_gpu_blocks": str(stats.kv_blocks_total),
-        "engine": "0",
-    }
+    config = {"block_size": str(stats.block_size), "enable_prefix_caching": "True"}
+    config |= {"num_gpu_blocks": str(stats.kv_blocks_total), "engine": "0"}
     yield gauge("vllm:cache_config_info", "The KV cache's configuration.", 1, config)
     steps = {("0.5",): stats.step_seconds.p50, ("0.9",): stats.step_seconds.p90}
     steps[("0.99",)] = stats.step_seconds.p99
@@ -105,15 +100,11 @@ def _adapters_in_use(stats: RequestStats, adapters: int) -> Family:
 
 def _own_series(stats: Stats) -> Iterator[Family]:
     yield gauge("holdfast_engine_up", "1 while the engine takes requests.", stats.alive)
-    yield gauge(
-        "holdfast_engine_paused", "1 while no step begins, because the database is behind.", stats.paused
-    )
+    says = "1 while no step begins, because the database is behind."
+    yield gauge("holdfast_engine_paused", says, stats.paused)
     yield counter("holdfast_engine_deaths", "Deaths of the engine's thread.", stats.deaths)
-    yield gauge(
-        "holdfast_engine_tokens_per_second",
-        "Generated tokens a second, of the last 10 s.",
-        stats.tokens_per_second,
-    )
+    says = "Generated tokens a second, of the last 10 s."
+    yield gauge("holdfast_engine_tokens_per_second", says, stats.tokens_per_second)
 
 
 def _server_series(stats: Stats) -> Iterator[Family]:

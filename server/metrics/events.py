@@ -1,10 +1,10 @@
 """`Events`: counters and histograms that change when something happens: requests, ends of responses, tools.
 
-Everything is observed once a request, a tool call or the end of a response, and nothing for each token. Label
-values that callers choose are bounded by `BoundedLabels`.
+Nothing is observed for each token. Label values that callers choose are bounded.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -33,67 +33,30 @@ class Events:
         self._tenants = BoundedLabels(MAX_TENANTS)
         self._tools = BoundedLabels(MAX_TOOLS)
         self._tool_servers = frozenset(tool_servers)
-        self._make_http_series(registry)
-        self._make_response_series(registry, model)
-
-    def _make_http_series(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "http_requests",
-            "HTTP requests answered, by route, method and status.",
-            ("handler", "method", "status"),
-            registry=registry,
-        )
-        self._request_seconds = Histogram(
-            "http_request_duration_seconds",
-            "Seconds from a request's head to the end of its answer, streams included.",
-            ("handler", "method"),
-            buckets=REQUEST_BOUNDS,
-            registry=registry,
-        )
-        self._errors = Counter(
-            "holdfast_request_errors",
-            "Error objects sent, over HTTP and WebSockets, by code and status.",
-            ("code", "status"),
-            registry=registry,
-        )
-        self._limits = Counter(
-            "holdfast_limit_reached",
-            "Requests refused at a limit; `of` is whose limit it is, tenant or server.",
-            ("limit", "of"),
-            registry=registry,
-        )
-
-    def _make_response_series(self, registry: CollectorRegistry, model: str) -> None:
-        self._choices = Histogram(
-            "vllm:request_params_n",
-            "Answers that a request asks for.",
-            ("model_name", "engine"),
-            buckets=CHOICE_BOUNDS,
-            registry=registry,
-        ).labels(model, "0")
-        self._ended = Counter(
-            "holdfast_responses_ended",
-            "Responses whose end is committed, by status.",
-            ("status", "background"),
-            registry=registry,
-        )
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        says, route = "HTTP requests answered, by route, method and status.", ("handler", "method")
+        self._requests = counter("http_requests", says, (*route, "status"))
+        says = "Seconds from a request's head to the end of its answer, streams included."
+        name = "http_request_duration_seconds"
+        self._request_seconds = histogram(name, says, route, buckets=REQUEST_BOUNDS)
+        says = "Error objects sent, over HTTP and WebSockets, by code and status."
+        self._errors = counter("holdfast_request_errors", says, ("code", "status"))
+        says = "Requests refused at a limit; `of` is whose limit it is, tenant or server."
+        self._limits = counter("holdfast_limit_reached", says, ("limit", "of"))
+        says, of_engine = "Answers that a request asks for.", ("model_name", "engine")
+        choices = histogram("vllm:request_params_n", says, of_engine, buckets=CHOICE_BOUNDS)
+        self._choices = choices.labels(model, "0")
+        says = "Responses whose end is committed, by status."
+        self._ended = counter("holdfast_responses_ended", says, ("status", "background"))
         for status in ("completed", "incomplete", "failed", "cancelled"):
             for background in ("false", "true"):
                 self._ended.labels(status, background)
-        self._events = Counter("holdfast_events", "Stream events committed.", registry=registry)
-        self._tokens = Counter(
-            "holdfast_tokens",
-            "Tokens of ended responses; cached_input is a part of input, reasoning of output.",
-            ("tenant", "model", "kind"),
-            registry=registry,
-        )
-        self._tool_seconds = Histogram(
-            "holdfast_tool_call_seconds",
-            "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer.",
-            ("server", "tool", "outcome"),
-            buckets=TOOL_BOUNDS,
-            registry=registry,
-        )
+        self._events = counter("holdfast_events", "Stream events committed.")
+        says = "Tokens of ended responses; cached_input is a part of input, reasoning of output."
+        self._tokens = counter("holdfast_tokens", says, ("tenant", "model", "kind"))
+        says = "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer."
+        labels = ("server", "tool", "outcome")
+        self._tool_seconds = histogram("holdfast_tool_call_seconds", says, labels, buckets=TOOL_BOUNDS)
 
     def request(self, handler: str, method: str, status: int, seconds: float | None) -> None:
         """An HTTP request was answered. `handler` is its route's template; `seconds` None for a WebSocket."""
@@ -115,12 +78,10 @@ class Events:
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """A commit wrote these updates. The recorder's thread."""
-        events = 0
+        self._events.inc(sum(len(update.events) for update in updates))
         for update in updates:
-            events += len(update.events)
             if update.run.ending is not None:
                 self._count_end(update)
-        self._events.inc(events)
 
     def _count_end(self, update: RunUpdate) -> None:
         facts, ending = update.run.facts, update.run.ending

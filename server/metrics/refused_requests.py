@@ -6,6 +6,7 @@ A request changes a count in memory. Every WRITE_SECONDS the counts are added to
 import logging
 import threading
 from collections import Counter
+from collections.abc import Mapping
 
 from server.caller import TOKEN
 from server.errors import ApiError
@@ -40,7 +41,7 @@ class RefusedRequests:
             tenant, route, key_id = request.tenant or "", request.route, request.key_id or ""
         if key_id.startswith(TOKEN):
             key_id = ""  # an access token: there is no such key
-        self._add({RefusedRequest(tenant, route, error.status, error.code or "", key_id): 1})
+        self.add({RefusedRequest(tenant, route, error.status, error.code or "", key_id): 1})
 
     def take(self) -> Counter[RefusedRequest]:
         """The counts since the last call."""
@@ -48,11 +49,8 @@ class RefusedRequests:
             taken, self._counts = self._counts, Counter()
         return taken
 
-    def put_back(self, counts: Counter[RefusedRequest]) -> None:
-        """Adds counts that could not be stored."""
-        self._add(counts)
-
-    def _add(self, counts: dict[RefusedRequest, int]) -> None:
+    def add(self, counts: Mapping[RefusedRequest, int]) -> None:
+        """Adds counts, also those that could not be stored."""
         with self._lock:
             for refusal, count in counts.items():
                 known = refusal in self._counts or len(self._counts) < MAX_KINDS
@@ -87,5 +85,5 @@ class RefusalWriter:
             with self._database.begin() as connection:
                 refused_requests.add(connection, counts)
         except DatabaseError as error:
-            self._refused.put_back(counts)
+            self._refused.add(counts)
             log.debug("refused requests are stored later: %s", type(error).__name__)

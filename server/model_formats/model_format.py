@@ -1,4 +1,7 @@
-"""The interface of a model format: a conversation becomes a prompt, and output tokens become deltas. Pure."""
+"""The interface of a model format: it writes a conversation as a prompt and parses output tokens into deltas.
+
+Pure: no thread, no clock, no I/O after construction. Tokens come from the engine, deltas go to the emitter.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,7 +239,11 @@ class ModelFormat(Protocol):
         """The prompt. Raises PromptError if the model's template refuses it, and PromptTooLong."""
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """The tokens of a text, with BOS and EOS if `special`. Raises PromptError and PromptTooLong."""
+        """The tokens of a text, in which control tokens may be spelled out.
+
+        `special` adds the tokenizer's own special tokens (BOS, EOS). Raises PromptError, and PromptTooLong
+        beyond `limit` tokens.
+        """
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""

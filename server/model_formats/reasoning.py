@@ -1,9 +1,10 @@
 """Reasoning parser: the tags of each model family's reasoning, which comes at most once, before the answer.
+
 White space around the tags belongs to neither side. A model may repeat the start tag that its prompt ended
-with. A tool call's opener, if it is a special token, also ends the reasoning.
+with. Some call tools before they end it: such calls count if no answer follows, see `CallsInReasoning`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from server.model_formats.special_tokens import Markup
@@ -79,6 +80,17 @@ def shows_any(template: str, marks: Iterable[Iterable[str]]) -> bool:
     return any(all(text in template for text in texts) for texts in marks)
 
 
+@dataclass(frozen=True, slots=True)
+class CallsInReasoning:
+    """Reads calls that a model makes within its reasoning, where they may also be no more than mentioned."""
+
+    openers: tuple[str, ...]
+    read: Callable[[TextEmitter, str], Reader[bool]]
+    """Reads calls behind this opener, with text around them as reasoning; whether there is one."""
+    restore: Callable[[str], str]
+    """The text with special tokens spelled out."""
+
+
 def read_reasoning(
     scanner: Scanner,
     reasoning_format: ReasoningFormat,
@@ -86,7 +98,7 @@ def read_reasoning(
     answer: TextEmitter,
     *,
     opened: bool,
-    also_ends: Iterable[str] = (),
+    calls: CallsInReasoning | None = None,
 ) -> Reader[None]:
     """Reads the reasoning, if any, up to the beginning of the answer."""
     scanner.in_reasoning = opened
@@ -96,10 +108,40 @@ def read_reasoning(
         return
     answer.restart()
     scanner.in_reasoning = True
-    also_ends = tuple(also_ends)
-    end_tag = yield from scanner.copy_until(
-        StopTexts([*reasoning_format.end_tags, *also_ends]), reasoning.add
-    )
-    if end_tag in also_ends:
-        scanner.unread(len(end_tag))
-    scanner.in_reasoning = not end_tag
+    openers = calls.openers if calls else ()
+    stops = StopTexts([*reasoning_format.end_tags, *openers])
+    while True:
+        stop = yield from scanner.copy_until(stops, reasoning.add)
+        if not calls or stop not in openers:
+            break
+        stop = yield from _read_calls(scanner, stops, calls, reasoning, stop)
+        if stop not in openers:
+            break
+    scanner.in_reasoning = not stop
+
+
+def _read_calls(
+    scanner: Scanner, stops: StopTexts, calls: CallsInReasoning, reasoning: TextEmitter, opener: str
+) -> Reader[str]:
+    """Reads calls within the reasoning; returns the tag that ended it, or the opener if there is no call.
+
+    Their deltas are withheld until it is known whether an answer follows: then they were only mentioned.
+    """
+    within = reasoning.another()
+    scanner.hold(len(opener))
+    stop, call_end = opener, None
+    while stop in calls.openers:
+        called = yield from calls.read(within, stop)
+        if called:
+            call_end = scanner.offset
+        elif call_end is None:
+            break
+        stop = yield from scanner.copy_until(stops, within.add)
+    end = scanner.offset - (len(stop) if stop not in calls.openers else 0)
+    if stop not in calls.openers:
+        yield from scanner.skip_space()
+    if call_end is None or (stop and (yield from scanner.peek())):
+        reasoning.add_text(calls.restore(scanner.recall(end)))
+    else:
+        scanner.release(call_end)
+    return stop

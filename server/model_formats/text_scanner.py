@@ -56,13 +56,25 @@ class Scanner:
         self._before = 0
         """Length of the text that was dropped before `_text`."""
         self._mark: int | None = None
+        self._held: list[str] | None = None
+        """While deltas are withheld: the text since `_held_from`, an offset in the whole text."""
+        self._held_from = 0
+        self.tokens_of_calls = 0
+        """Tokens that were counted as reasoning and turned out to be calls."""
+        self._given: list[Delta] = []
+        """While deltas are withheld: those before."""
         self._starts: deque[tuple[int, int]] = deque()
         """(offset in the whole text, token index) of tokens that no delta has yet."""
         self._copies_until: frozenset[str] | None = None
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of these tokens; returns whether it must be read before more."""
+        """Appends the text of the tokens with these indices; returns whether it must be read before more.
+
+        Otherwise it is read with the next one, to the same effect.
+        """
+        if self._held is not None:
+            self._held.append(text)
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
@@ -77,8 +89,30 @@ class Scanner:
         return self._before + self._at
 
     def take_deltas(self) -> list[Delta]:
-        deltas, self.deltas = self.deltas, []
+        if self._held is not None:
+            deltas, self._given = self._given, []
+        else:
+            deltas, self.deltas = self.deltas, []
         return deltas
+
+    def hold(self, back: int) -> None:
+        """Withholds the deltas from here on, and keeps the text since `back` characters before."""
+        self._held, self._held_from = [self._text[self._at - back :]], self.offset - back
+        self._given, self.deltas = self.deltas, []
+
+    def release(self, end: int) -> None:
+        """Gives the withheld deltas, which up to the offset `end` are those of calls."""
+        self._held = None
+        self.deltas = self._given + self.deltas
+        self.tokens_of_calls += len(self.take_token_indices(self._held_from, end))
+
+    def recall(self, end: int) -> str:
+        """Drops the withheld deltas; returns the text up to the offset `end` that they came from."""
+        assert self._held is not None
+        text = "".join(self._held)[: end - self._held_from]
+        self._held = None
+        self.deltas = self._given
+        return text
 
     def take_token_indices(self, start: int, end: int) -> tuple[int, ...]:
         """The indices of the tokens that begin in [start, end). Calls must come in ascending order."""
@@ -170,7 +204,10 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop to `sink`; returns the stop, which is consumed, or ""."""
+        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
+
+        With `drops_half`, a stop that the end cuts off is not passed on.
+        """
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:
@@ -255,6 +292,15 @@ class TextEmitter:
         text, end = self._scanner.unmark(), self._scanner.offset
         self._add(restore(text), end - len(text), end)
         return text
+
+    def another(self) -> "TextEmitter":
+        """A new emitter of the same kind, for text that may have to be taken back."""
+        kind: Literal["answer", "reasoning"] = "reasoning" if self._reasons else "answer"
+        return TextEmitter(self._scanner, kind, self._clean)
+
+    def add_text(self, text: str) -> None:
+        """Adds text that was read before, with special tokens restored."""
+        self._add(text, self._scanner.offset - len(text), self._scanner.offset)
 
     def restart(self) -> None:
         """Drops the buffered white space and the white space that follows; called after markup."""

@@ -60,10 +60,7 @@ class TokenIdentity:
 
 
 def read_identity(claims: Mapping[str, object], rules: TokenRules) -> TokenIdentity:
-    """The identity in the claims of a token whose signature, times, issuer and audience are checked.
-
-    Raises NotAuthenticated.
-    """
+    """The identity in the claims of a verified token. Raises NotAuthenticated."""
     if "cnf" in claims:
         raise refused("it is bound to a key of its holder (`cnf`), which a bearer does not prove to have")
     tenant = claims.get(rules.tenant_claim)
@@ -88,9 +85,8 @@ def key_id_of(subject: str) -> str:
 def _scopes(claim: object, scopes: Mapping[str, Scope]) -> frozenset[Scope]:
     """The scopes in a text of words or in a list of texts; none in anything else."""
     values = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
-    return frozenset(
-        scopes[value] for value in values[:MAX_SCOPE_VALUES] if isinstance(value, str) and value in scopes
-    )
+    texts = [value for value in values[:MAX_SCOPE_VALUES] if isinstance(value, str)]
+    return frozenset(scopes[value] for value in texts if value in scopes)
 
 
 MAX_TOKEN = 16 * 1024

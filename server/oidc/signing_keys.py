@@ -1,7 +1,6 @@
 """`SigningKeys`: an issuer's keys, fetched when they are needed, at most once in a while. Thread-safe.
 
-A fetch runs on a thread of its own: a caller that needs its result gets NotReady and waits on the event loop,
-and callers with API keys wait for nothing.
+A fetch has a thread of its own: who needs it gets NotReady and waits on the event loop, and nobody else.
 """
 
 import logging
@@ -32,8 +31,7 @@ MAX_RSA_BITS = 8192
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"P-256": ("ES256",), "P-384": ("ES384",), "P-521": ("ES512",), "Ed25519": ("EdDSA",)}
 ALGORITHMS = frozenset({*_RSA, *(name for names in _CURVES.values() for name in names)})
-"""Only asymmetric ones, and a key verifies those of its own kind alone: neither `none` nor an HMAC over a
-public key is ever tried."""
+"""Only asymmetric ones, each with keys of its own kind: neither `none` nor an HMAC over a public key."""
 _PUBLIC_MEMBERS = ("kty", "n", "e", "crv", "x", "y")
 
 

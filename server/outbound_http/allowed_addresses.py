@@ -138,7 +138,11 @@ def host_and_port(url: httpx.URL) -> tuple[str, int]:
 
 
 def check_addresses(host: str, resolved: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
-    """A host's addresses. Raises Refused unless all are allowed, alike for unknown and internal names."""
+    """The addresses of a host, parsed. Raises Refused unless all of them are allowed.
+
+    The error is the same for a name that does not exist and for an internal one, so that internal names
+    cannot be probed.
+    """
     refusal = Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
     try:
         addresses = [ip_address(text) for text in resolved]

@@ -145,8 +145,6 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """The response of a fetch."""
-
     url: str
     """After redirects."""
     status: int
@@ -293,7 +291,10 @@ def guarded_client(
     seconds: float = MAX_SECONDS,
     lookup: Lookup = look_up,
 ) -> httpx.AsyncClient:
-    """A client for allowed addresses. Raises Refused, ResponseTooLarge, TimeoutError and httpx's errors."""
+    """A client that connects to allowed addresses only and follows no redirects.
+
+    Requests raise Refused, ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
+    """
     return httpx.AsyncClient(
         headers=headers,
         timeout=timeout or httpx.Timeout(30.0),
@@ -371,8 +372,6 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """The head of an answer."""
-
     status: int
     retry_after: str | None
 
@@ -385,8 +384,12 @@ def post(
     seconds: float,
     lookup: Lookup = look_up,
 ) -> PostResult:
-    """POSTs on a connection of its own, without redirects; blocks for at most `seconds`. Only the head of the
-    answer is read, which httpcore bounds at 100 KiB. Raises Refused and Unreachable.
+    """POSTs to a URL on a connection of its own; blocks for at most `seconds`.
+
+    Of the answer the head alone is read, which httpcore bounds at 100 KiB, so a body of any size costs
+    nothing. Redirects are not followed.
+
+    Raises Refused if the URL or an address of its host is not allowed, and Unreachable.
     """
     try:
         return asyncio.run(_post(read_url(url), headers, body, allowed, seconds, lookup))

@@ -1,10 +1,10 @@
-"""`examine`: what this configuration is on this machine, as findings of one sentence each.
+"""`examine`: what this configuration is on this machine, as findings of one sentence each; changes nothing.
 
-Model and engine are loaded as `serve` loads them, with all checks; the database is asked for its schema.
-Nothing is changed.
+Model and engine are loaded as `serve` loads them; the database is asked for its schema.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -17,13 +17,12 @@ from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.model_format import ModelFormat
-from server.process.connect_engine import check_engine_settings, connect
-from server.process.load_model import engine_config, read_adapters, read_format
+from server.process import load_model
+from server.process.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
-from server.store.durability_check import STANDBY
-from server.store.schema.compatibility import BEHIND, UNKNOWN
-from server.store.schema.upgrade import schema_state
+from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
+from server.store.session_check import STANDBY
 
 if TYPE_CHECKING:
     from engine.diagnosis import Diagnosis
@@ -44,23 +43,21 @@ class Finding(NamedTuple):
     sentence: str
 
 
+ok, note, problem = partial(Finding, "ok"), partial(Finding, "note"), partial(Finding, "problem")
+
+
 def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     """The findings, as they are made. `say` gets what is being done meanwhile."""
     yield from examine_engine(config, say)
     yield from examine_database(config)
 
 
-# The engine
-
-
 def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     try:
         folder = model_folder(config)
-        check_engine_settings(config)
+        load_model.check_engine_settings(config)
         if config.engine == "scripted":
-            yield Finding(
-                "note", "engine", "The scripted engine answers with made-up words, without a model."
-            )
+            yield note("engine", "The scripted engine answers with made-up words, without a model.")
         elif config.engine in REMOTE_ENGINES:
             yield from _examine_servers(config, folder, say)
         else:
@@ -70,30 +67,24 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
             yield from describe_engine(_diagnose(settings, say))
         yield from describe_format(read_format(config, folder))
     except UnsupportedModel as error:
-        yield Finding("problem", "engine", _sentence(f"{error} {OTHER_ENGINE}"))
+        yield problem("engine", _sentence(f"{error} {OTHER_ENGINE}"))
     except (ConfigError, ModelRefused, OSError, ValueError) as error:
-        yield Finding("problem", "engine", _sentence(str(error)))
+        yield problem("engine", _sentence(str(error)))
 
 
 def _diagnose(settings: EngineConfig, say: Callable[[str], None]) -> "Diagnosis":
-    try:
+    with refused_without_torch():
         from engine.diagnosis import diagnose
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
-            "of holdfast-server, or set engine to one of another process."
-        ) from error
     return diagnose(settings, say)
 
 
 def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[Finding]:
-    engine = connect(config, folder, lambda _messages: None, say, lambda _why: None, FIRST_SERVER_SECONDS)
+    engine = load_model.connect(
+        config, folder, lambda _messages: None, say, lambda _why: None, FIRST_SERVER_SECONDS
+    )
     info = engine.model_info
     engine.close(drain=False)
-    yield Finding(
-        "ok",
+    yield ok(
         "engine",
         f"A server of {config.engine} serves the model of {name_of(folder)}, with contexts of "
         f"{info.context_length} tokens.",
@@ -103,39 +94,30 @@ def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -
 def describe_engine(engine: "Diagnosis") -> Iterator[Finding]:
     """Yield the engine's choices, and advice on better ones. Pure."""
     size = f"{engine.parameters / 1e6:.0f} million parameters, {engine.weight_bytes / 2**30:.1f} GiB"
-    yield Finding(
-        "ok",
-        "device",
-        f"The model ({size}) runs on {engine.device} ({engine.device_name}) in {engine.dtype}.",
+    yield ok(
+        "device", f"The model ({size}) runs on {engine.device} ({engine.device_name}) in {engine.dtype}."
     )
     if engine.attention_fault is None:
-        yield Finding("ok", "attention", f"Attention is computed by {engine.attention}, and is right here.")
+        yield ok("attention", f"Attention is computed by {engine.attention}, and is right here.")
     else:
-        yield Finding("problem", "attention", _sentence(f"Attention is wrong here: {engine.attention_fault}"))
+        yield problem("attention", _sentence(f"Attention is wrong here: {engine.attention_fault}"))
     decode = {"graphs": "CUDA graphs", "eager": "single operations", "static": "static passes"}
-    yield Finding(
-        "ok", "graphs", f"Steps that only generate run as {decode.get(engine.decode, engine.decode)}."
-    )
-    order = (
-        "before the last one's tokens are read"
-        if engine.pipelined
-        else "after the last one's tokens were read"
-    )
-    yield Finding("ok", "ahead", f"A step begins {order}.")
+    yield ok("graphs", f"Steps that only generate run as {decode.get(engine.decode, engine.decode)}.")
+    order = "before the last one's tokens are" if engine.pipelined else "after the last one's tokens were"
+    yield ok("ahead", f"A step begins {order} read.")
     yield Finding(
         "ok" if engine.kv_tokens >= min(MANY_TOKENS, engine.context_length) else "note",
         "memory",
         f"The KV cache has {engine.kv_blocks} blocks of {engine.block_size} tokens, "
         f"{engine.kv_tokens} in all; a context has at most {engine.context_length}.",
     )
-    yield Finding(
-        "ok",
+    yield ok(
         "steps",
         f"A step computes at most {engine.token_budget} tokens of at most {engine.max_running} "
         f"responses, with {engine.threads} CPU threads.",
     )
-    yield from (Finding("note", "fallback", _sentence(line)) for line in engine.warnings)
-    yield from (Finding("note", "advice", line) for line in engine_advice(engine))
+    yield from (note("fallback", _sentence(line)) for line in engine.warnings)
+    yield from (note("advice", line) for line in engine_advice(engine))
 
 
 def engine_advice(engine: "Diagnosis") -> Iterator[str]:
@@ -171,27 +153,25 @@ def describe_format(model_format: ModelFormat) -> Iterator[Finding]:
         return
     calls = model_format.call_format or "text, as their format is not known: see the setting tool-parser"
     marks = " and ".join(model_format.reasoning_tags) or "no marks"
-    efforts = "; ".join(" = ".join(group) for group in model_format.efforts) or "all alike"
+    efforts = "; ".join(model_format.effort_values) or "all alike"
     inputs = ", ".join(model_format.template_inputs) or "none"
     level: Literal["ok", "note"] = "ok" if model_format.call_format else "note"
-    yield Finding(level, "calls", f"Calls of tools are read as {calls}.")
+    described = "Tools are described in the system message. " if model_format.describes_tools else ""
+    yield Finding(level, "calls", f"{described}Calls of tools are read as {calls}.")
     yield Finding("ok", "reasoning", f"Reasoning stands between {marks}.")
     yield Finding("ok", "effort", f"Values of reasoning.effort: {efforts}.")
     yield Finding("ok", "variables", f"Variables of chat_template_kwargs that the template reads: {inputs}.")
 
 
-# The database
-
-
 def examine_database(config: Config) -> Iterator[Finding]:
     """An embedded database that does not exist yet is not made."""
     if config.database_url is None and not (data_dir(config) / "pgdata").is_dir():
-        yield Finding("ok", "database", f"The first start makes an embedded Postgres in {data_dir(config)}.")
+        yield ok("database", f"The first start makes an embedded Postgres in {data_dir(config)}.")
         return
     try:
         opened = OpenDatabase(config, lambda _line: None)
     except (ConfigError, EmbeddedError) as error:
-        yield Finding("problem", "database", _sentence(str(error)))
+        yield problem("database", _sentence(str(error)))
         return
     try:
         if not opened.is_embedded:
@@ -200,10 +180,10 @@ def examine_database(config: Config) -> Iterator[Finding]:
             yield Finding("problem" if sentence == STANDBY else "note", "durability", sentence)
         yield describe_schema(schema_state(opened.url), embedded=opened.is_embedded)
     except ConfigError as error:
-        yield Finding("problem", "database", _sentence(str(error)))
+        yield problem("database", _sentence(str(error)))
     except DatabaseError as error:
         cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        yield Finding("problem", "database", _sentence(f"The database does not answer: {cause}"))
+        yield problem("database", _sentence(f"The database does not answer: {cause}"))
     finally:
         opened.close()
 
@@ -212,18 +192,17 @@ def describe_schema(state: str, *, embedded: bool) -> Finding:
     """Pure; `state` is that of `schema_state`."""
     kind = "embedded" if embedded else "external"
     if state == "unknown":
-        return Finding("problem", "database", UNKNOWN)
+        return problem("database", UNKNOWN)
     if state == "newer":
-        return Finding(
-            "note",
+        return note(
             "database",
             f"The {kind} database answers; a newer release made its schema, on which this one can serve.",
         )
     if state == "current":
-        return Finding("ok", "database", f"The {kind} database answers, and its schema is this release's.")
+        return ok("database", f"The {kind} database answers, and its schema is this release's.")
     if embedded:
-        return Finding("ok", "database", "The embedded database answers; the next start upgrades its schema.")
-    return Finding("problem", "database", BEHIND)
+        return ok("database", "The embedded database answers; the next start upgrades its schema.")
+    return problem("database", BEHIND)
 
 
 def _sentence(text: str) -> str:

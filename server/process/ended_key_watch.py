@@ -1,11 +1,10 @@
 """`EndedKeyWatch`: ends what runs with a key that expires or is revoked, where the key says so.
 
-It cancels the key's responses, those that are not stored too, and a turn later, when their readers have had
-their last events, closes the streams and WebSockets that were opened with it.
+It cancels the key's responses and a turn later, after their last events, closes its streams and WebSockets.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -24,8 +23,7 @@ _POLL_SECONDS = 0.4
 _IDLE_SECONDS = 4.0
 """Time between two queries while nothing runs here with a key."""
 _REMEMBERED = timedelta(minutes=10)
-"""Time for which an ended key is looked for with which nothing runs here, longer than a common outage of the
-database."""
+"""Time for which an ended key that is not in use is looked for, longer than a common outage."""
 
 
 class EndedKeyWatch:
@@ -77,11 +75,8 @@ class EndedKeyWatch:
         for key in ended - self._known:
             count = self._database.retry(partial(claims.request_cancel_of_key, key_id=key))
             log.info("key %s has ended, and %d of its responses with it", key, count)
-        self._cancel_runs(ended)
-        self._connections.end(ended & self._known)
-        self._known = ended
-
-    def _cancel_runs(self, ended: Collection[str]) -> None:
         for run in self._recorder.active_runs():
             if run.facts.key_id in ended:
                 self._cancel(run.facts.id)
+        self._connections.end(ended & self._known)
+        self._known = ended

@@ -18,13 +18,9 @@ _PAUSE_S = 0.2
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
-    """Raises ConfigError if no key was ever made and the settings need one, and for a wrong issuer of tokens.
-
-    A key that is made within `patience` seconds is soon enough.
-    """
-    processes = [
-        label for label, address in read_servers(config.tool_server).items() if address.startswith(COMMAND)
-    ]
+    """Raises ConfigError if the settings need a key and none is made within `patience` seconds."""
+    servers = read_servers(config.tool_server)
+    processes = [label for label, address in servers.items() if address.startswith(COMMAND)]
     if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys
         with database.begin() as connection:
             stored_keys.require_key(connection)  # also by a later start without the issuer

@@ -1,12 +1,9 @@
 """SIGINT and SIGTERM before a server is ready: the process exits with code 130, or at once, at any time.
 
-The action depends on the phase. During imports nothing is open, so the process exits at once. Our own code
-gets KeyboardInterrupt. While a library loads a model, KeyboardInterrupt may abort C++ code or be swallowed by
-a callback, so the handler closes resources and exits. Between loading and readiness the interrupt is only
-recorded. A ready server has a handler on its event loop.
-
-SIGTERM ends the process as the system does until the model is loaded. From then on it is recorded, too: the
-threads that start next claim responses, which a server hands back before it ends.
+During imports nothing is open, so the process exits at once. Our own code gets KeyboardInterrupt. While a
+library loads a model, that may abort C++ code or be swallowed, so the handler closes resources and exits.
+From loading to readiness both signals are recorded: the threads that start claim responses, which a server
+hands back. Before it SIGTERM ends the process as the system does.
 """
 
 import os
@@ -44,7 +41,7 @@ def raise_on_interrupt() -> None:
 
 @contextmanager
 def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
-    """In the block SIGINT calls `close` and exits; after the block it and SIGTERM are only recorded.
+    """In the block SIGINT calls `close` and exits; after it SIGINT and SIGTERM are only recorded.
 
     Raises KeyboardInterrupt for an earlier SIGINT that was swallowed.
     """
@@ -57,7 +54,7 @@ def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
         raise KeyboardInterrupt
     _State.act = close_and_leave
     yield
-    _State.act = _ignore
+    _State.act = lambda: None
     signal.signal(signal.SIGTERM, _record_termination)
 
 
@@ -72,10 +69,9 @@ def was_interrupted() -> bool:
 
 
 def exit_interrupted() -> None:
-    """Ends the process with 130. Resources must be closed before.
+    """Ends the process with 130, after resources are closed.
 
-    CPython's own exit may send SIGINT to itself instead: it remembers a KeyboardInterrupt that passed through
-    C code, even if it was caught.
+    CPython's own exit may send SIGINT to itself: it remembers a KeyboardInterrupt that passed through C code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -93,7 +89,3 @@ def _record_termination(_number: int, _frame: FrameType | None) -> None:
 
 def _raise() -> None:
     raise KeyboardInterrupt
-
-
-def _ignore() -> None:
-    pass

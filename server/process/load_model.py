@@ -1,11 +1,13 @@
-"""Loads the configured model: folder, name, adapters, engine, model format and vocabulary."""
+"""Loads the configured model: folder, name, adapters, format, vocabulary and engine, here or elsewhere."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import DecodeName, EngineConfig
+from engine.config import DecodeName, EngineConfig, ModelRefused, UnsupportedModel
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
@@ -17,11 +19,11 @@ from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template import MISSING_TEMPLATE
+from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
-from server.process.connect_engine import check_engine_settings, connect
 from server.prompting.loaded_model import LoadedModel
 
 log = logging.getLogger("holdfast.serve")
@@ -40,7 +42,9 @@ def load_model(
     check_files(folder, with_weights=config.engine == "model")
     check_template(folder, config.chat_template)
     if config.engine == "scripted":
-        engine = _load_scripted(config, folder, deliver, on_dead)
+        from server.process.scripted_model import scripted_engine
+
+        engine = scripted_engine(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:
         engine = connect(config, folder, deliver, say, on_dead, trace_parent_of=trace_parent_of)
     else:
@@ -58,8 +62,12 @@ def load_model(
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    if isinstance(model_format, ChatTemplateFormat) and not model_format.has_template:
-        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
+    if isinstance(model_format, ChatTemplateFormat):
+        try:
+            _check_format(model_format, config, say)
+        except ConfigError:
+            engine.close(drain=False)
+            raise
     vocabulary = _vocabulary(folder, model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
@@ -94,6 +102,30 @@ def _image_reader(config: Config) -> ImageReader:
     except ValueError as error:
         raise ConfigError(f"image-hosts: {error}.") from error
     return ImageReader(config.max_image_pixels, allowed)
+
+
+def _check_format(model_format: ChatTemplateFormat, config: Config, say: Callable[[str], None]) -> None:
+    """Says what is not served with this template. Raises ConfigError if answers would be garbled."""
+    if not model_format.has_template:
+        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
+        return
+    if model_format.describes_tools:
+        say("The chat template writes no tools, so they are described in the system message.")
+    unread = contradictions(model_format)
+    if "calls" in unread and config.tool_parser is None:
+        say(
+            f"The chat template writes calls of tools otherwise than the format {model_format.call_format} "
+            "reads them, so requests with tools are refused; the setting tool-parser chooses another format."
+        )
+        model_format.refuse_tools()
+    if garbled := [part for part in unread if part != "calls"]:
+        sentence = f"The chat template writes {' and '.join(garbled)} with marks that no format here reads"
+        if config.template_check == "refuse":
+            raise ConfigError(
+                f"{sentence}, so answers would be garbled. The setting chat-template takes a file with "
+                "another template; template-check=warn serves the model as it is."
+            )
+        say(f"{sentence}: they are a part of the answers' text.")
 
 
 def _vocabulary(folder: Path, size: int) -> Vocabulary | None:
@@ -149,16 +181,11 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
     )
 
 
-def _load_checkpoint(
-    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
-) -> Engine:
-    from engine.config import ModelRefused, UnsupportedModel
-    from engine.core.local_engine import load
-
-    adapters = read_adapters(config)
+@contextmanager
+def refused_without_torch() -> Iterator[None]:
+    """Raises ConfigError where the libraries of models are not installed."""
     try:
-        requested = engine_config(config, folder, adapters)
-        return load(requested, deliver, say, on_dead)
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
@@ -166,16 +193,80 @@ def _load_checkpoint(
             f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
             "of holdfast-server, or set engine to one of another process."
         ) from error
+
+
+def _load_checkpoint(
+    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+) -> Engine:
+    from engine.core.local_engine import load
+
+    adapters = read_adapters(config)
+    try:
+        requested = engine_config(config, folder, adapters)
+        with refused_without_torch():
+            return load(requested, deliver, say, on_dead)
     except UnsupportedModel as error:
         raise ConfigError(f"{folder} cannot be served: {error} {OTHER_ENGINE}") from error
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 
 
-def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
-    from server.process.scripted_model import scripted_engine
+def check_engine_settings(config: Config) -> None:
+    """Raises ConfigError for settings of the engine that contradict each other."""
+    remote = config.engine in REMOTE_ENGINES
+    if remote and config.engine_url is None:
+        raise ConfigError(f"engine {config.engine} needs engine-url, such as http://127.0.0.1:8001.")
+    if not remote and config.engine_url is not None:
+        raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {config.engine}.")
+    if remote and config.adapters is not None:
+        raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
 
-    return scripted_engine(config, folder, deliver, on_dead)
+
+def connect(
+    config: Config,
+    folder: Path,
+    deliver: Deliver,
+    say: Callable[[str], None],
+    on_dead: OnEngineDeath,
+    start_seconds: float | None = None,
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
+) -> Engine:
+    """Waits until a first server can be used, by default for half an hour. Raises ConfigError if none can."""
+    # Parts that other engines do without.
+    from engine.remote.engine_protocol import CallFault, EngineMismatch, EngineProtocol
+    from engine.remote.fleet import RemoteConfig
+    from engine.remote.llama_protocol import LlamaProtocol
+    from engine.remote.model_folder import read_model_folder
+    from engine.remote.remote_engine import RemoteEngine
+    from engine.remote.vllm_protocol import VllmProtocol
+
+    assert config.engine_url is not None
+    try:
+        model_folder = read_model_folder(folder, config.engine_model)
+    except ModelRefused as error:
+        raise ConfigError(f"{folder} cannot be served: {error}") from error
+    settings = RemoteConfig(
+        urls=config.engine_url,
+        api_key=config.engine_api_key,
+        ca_file=config.engine_ca,
+        max_running=config.running_limit,
+        max_waiting=config.max_waiting,
+        max_per_key=config.max_of_tenant,
+        silence_timeout=config.hang_seconds,
+        outage_seconds=config.engine_outage_seconds,
+        trace_parent_of=trace_parent_of,
+    )
+    if start_seconds is not None:
+        settings = replace(settings, start_seconds=start_seconds)
+    protocol: EngineProtocol = VllmProtocol()
+    if config.engine == "llama-server":
+        protocol = LlamaProtocol(model_folder.model_info.vocab_size)
+    try:
+        engine = RemoteEngine(settings, protocol, model_folder, deliver, on_dead)
+        engine.start(say)
+    except (OSError, ValueError, CallFault, EngineMismatch) as error:
+        raise ConfigError(f"engine-url {config.engine_url}: {error}.") from error
+    return engine
 
 
 def log_engine(what: str, engine: Engine) -> None:

@@ -10,13 +10,12 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.embedded_postgres.system_account import EmbeddedError, default_data_dir
 from server.errors import ConfigError
 from server.sealing.cipher import Seal, make_key
-from server.store import database_roles, durability_check, session_check
+from server.store import database_roles, session_check
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
-from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
-from server.store.schema.upgrade import UPGRADE_S, schema_state, upgrade
+from server.store.schema.upgrade import BEHIND, UNKNOWN, UPGRADE_S, SchemaState, schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 
@@ -71,19 +70,13 @@ class OpenDatabase:
 
     def connect(self, pool_size: int, *, strict: bool = True) -> Database:
         """Connections to it; the caller closes them."""
-        return Database(
-            self.url,
-            pool_size=pool_size,
-            strict=strict,
-            pooled=self._pooled,
-            direct_url=self._direct_url,
-        )
+        pooled, direct = self._pooled, self._direct_url
+        return Database(self.url, pool_size=pool_size, strict=strict, pooled=pooled, direct_url=direct)
 
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
 
-        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
-        an embedded database and its server.
+        Else the promises about locks and slow statements would be gone unnoticed.
         """
         if self.is_embedded:
             return
@@ -100,13 +93,10 @@ class OpenDatabase:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
 
     def durability_complaints(self) -> list[str]:
-        """By what the cluster keeps less than clients have seen, a sentence each. Raises DatabaseError.
-
-        An embedded database has settings of ours.
-        """
+        """By what an external cluster keeps less than clients have seen. Raises DatabaseError."""
         if self.is_embedded:
             return []
-        return list(durability_check.complaints(durability_check.probe(self.url, pooled=self._pooled)))
+        return list(session_check.complaints(session_check.probe_durability(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.
@@ -125,10 +115,7 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must have a schema that this release can serve on.
-
-        Its sessions must be sound, too.
-        """
+        """Checks the sessions and the schema, which is migrated if the database is embedded."""
         self.check_sessions()
         if not self.is_ready():
             raise ConfigError(BEHIND)
@@ -157,10 +144,9 @@ class OpenDatabase:
         return state != "behind"
 
     def upgrade(self, seconds: float = UPGRADE_S) -> bool:
-        """Migrates the schema to this release; False if a newer one made it, on which this one can serve.
-
-        Waits for locks for `seconds`. Raises ConfigError if it fails; of the migration that failed nothing is
-        left but indexes that were built.
+        """Migrates the schema, waiting for locks for `seconds`; False if a newer release made it, on which
+        this one can serve. Raises ConfigError; of the migration that failed only indexes that were built are
+        left.
         """
         state = self._state()
         if state == "behind":

@@ -26,13 +26,8 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
     """An engine that generates words of the folder's tokenizer, or the configured answers."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())
-    words = tuple(
-        sorted(
-            token
-            for text, token in tokenizer.get_vocab().items()
-            if token not in special and text.isascii() and text.isalpha()
-        )
-    )
+    known = {token: text for text, token in tokenizer.get_vocab().items() if token not in special}
+    words = tuple(sorted(token for token, text in known.items() if text.isascii() and text.isalpha()))
     stop_id = _stop_id(folder)
     default = Script(length=config.scripted_tokens)
     return ScriptedEngine(
@@ -95,11 +90,9 @@ def _with_fault(
 
     def choose(engine_request: EngineRequest) -> Script | None:
         script = scripts(engine_request)
-        return (
-            replace(script or default, fault=fault)
-            if seed in (None, engine_request.sampling.seed)
-            else script
-        )
+        if seed not in (None, engine_request.sampling.seed):
+            return script
+        return replace(script or default, fault=fault)
 
     return choose
 

@@ -41,8 +41,12 @@ BACKLOG = 4096
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError before it listens."""
-    _arm_crashpoint(config)
-    _enable_stack_dumps()
+    try:
+        arm(config.crash_at)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    faulthandler.enable()  # every thread's stack on a crash of native code, and on SIGUSR1
+    faulthandler.register(signal.SIGUSR1)
     files = raise_file_limit()
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
@@ -52,7 +56,8 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
-        listener = stack.enter_context(listening_socket(config))
+        listener = stack.enter_context(bind(config.host, config.port))  # before the model is loaded
+        listener.setblocking(False)
         runner = stack.enter_context(asyncio.Runner())
         connections = connection_limit(config.max_connections, files, config.database_connections)
         waits = (config, opened, listener, runner, certificate, connections)
@@ -116,26 +121,6 @@ def _read_certificate(config: Config) -> ServerCertificate | None:
     if config.tls_certificate is None or config.tls_key is None:
         raise ConfigError("tls-certificate and tls-key belong together: set both or neither.")
     return ServerCertificate(config.tls_certificate, config.tls_key)
-
-
-def _enable_stack_dumps() -> None:
-    """Writes every thread's stack to standard error on SIGUSR1 and on a crash of native code."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
-
-
-def _arm_crashpoint(config: Config) -> None:
-    try:
-        arm(config.crash_at)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def listening_socket(config: Config) -> socket.socket:
-    """The listening socket, bound before the model is loaded, so that a port in use is reported early."""
-    listener = bind(config.host, config.port)
-    listener.setblocking(False)
-    return listener
 
 
 def bind(host: str, port: int) -> socket.socket:

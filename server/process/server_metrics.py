@@ -1,7 +1,6 @@
 """`ServerMetrics`: the series of a server process, read from its parts, and the threads that they need.
 
-Values are read from the objects that have them, at the time of the scrape, and nothing waits for anything:
-what needs SQL is of the sampler's last reading.
+A scrape reads the objects that have the values, and waits for nothing: SQL is the sampler's.
 """
 
 import socket
@@ -26,11 +25,8 @@ class ServerMetrics:
         self._operated, self._services = operated, operated.services
         self._recording = operated.serving.recording
         config, metrics = self._services.config, self._recording.loaded.metrics
-        self._sampler = ClusterSampler(
-            self._services.database,
-            partial(unready_reason, self._services),
-            retention_days=config.retention_days,
-        )
+        unready, days = partial(unready_reason, self._services), config.retention_days
+        self._sampler = ClusterSampler(self._services.database, unready, retention_days=days)
         self._listener = None if scraped is None else MetricsListener(scraped, metrics.render, config)
         metrics.add(self._collect)
 
@@ -74,26 +70,18 @@ class ServerMetrics:
         stats = self._recording.recorder.stats
         yield histogram("holdfast_commit_seconds", "Seconds of the recorder's commits.", stats.commit_seconds)
         failures = {(kind,): float(count) for kind, count in stats.commit_failures.items()}
-        yield counters(
-            "holdfast_commit_failures", "Failed tries to commit, by cause.", ("cause",), failures.items()
-        )
+        says = "Failed tries to commit, by cause."
+        yield counters("holdfast_commit_failures", says, ("cause",), failures.items())
         yield gauge("holdfast_unflushed", "Engine steps that are generated and not committed.", stats.queued)
-        yield gauge(
-            "holdfast_suspended_responses",
-            "Responses whose last step is committed alone, because it could not be with the others.",
-            stats.isolated,
-        )
+        says = "Responses whose last step is committed alone, because it could not be with the others."
+        yield gauge("holdfast_suspended_responses", says, stats.isolated)
 
     def _delivery_families(self) -> Iterator[Family]:
         hub, capacity = self._recording.hub, self._recording.recorder.capacity
-        yield gauge(
-            "holdfast_streams_open", "Readers that wait for events or for an end.", hub.count_readers()
-        )
-        yield gauge(
-            "holdfast_followers",
-            "Responses that run elsewhere and are read through this replica.",
-            len(hub.subscriptions()),
-        )
+        says = "Readers that wait for events or for an end."
+        yield gauge("holdfast_streams_open", says, hub.count_readers())
+        says = "Responses that run elsewhere and are read through this replica."
+        yield gauge("holdfast_followers", says, len(hub.subscriptions()))
         limits = list(self._services.limits)
         used = {(limit.what,): float(limit.used()) for limit in limits}
         most = {(limit.what,): float(limit.total) for limit in limits}
@@ -105,11 +93,8 @@ class ServerMetrics:
         pool = self._services.database.pool_stats
         yield gauge("holdfast_database_pool_size", "The most pooled connections.", pool.size)
         yield gauge("holdfast_database_pool_in_use", "Pooled connections in use.", pool.in_use)
-        yield histogram(
-            "holdfast_database_pool_wait_seconds",
-            "Seconds until a transaction had its connection.",
-            pool.wait,
-        )
+        says = "Seconds until a transaction had its connection."
+        yield histogram("holdfast_database_pool_wait_seconds", says, pool.wait)
         space = self._services.disk.space()
         free, reserve = ([], []) if space is None else ([((), space.free)], [((), space.reserve)])
         says = "Free bytes on the disk of an embedded database."
@@ -121,18 +106,12 @@ class ServerMetrics:
     def _recovery_families(self) -> Iterator[Family]:
         heartbeat, counts = self._services.heartbeat, self._services.claimer.counts
         yield gauge("holdfast_heartbeat_age_seconds", "Since this replica's last heartbeat.", heartbeat.age)
-        yield gauge(
-            "holdfast_lease_seconds",
-            "Silence after which a replica counts as dead.",
-            self._services.config.lease_seconds,
-        )
+        says = "Silence after which a replica counts as dead."
+        yield gauge("holdfast_lease_seconds", says, self._services.config.lease_seconds)
         says = "Replicas that this one has declared dead."
         yield counter("holdfast_replicas_declared_dead", says, heartbeat.declared_dead)
-        claimed = [
-            (("new",), counts.new),
-            (("death",), counts.after_death),
-            (("handover",), counts.handed_over),
-        ]
+        causes = {"new": counts.new, "death": counts.after_death, "handover": counts.handed_over}
+        claimed = [((cause,), count) for cause, count in causes.items()]
         says = "Queued responses that this replica began (new), or went on with after a death or a handover."
         yield counters("holdfast_takeovers", says, ("cause",), claimed)
         given_up = {(str(kind).lower(),): float(counts.given_up[kind]) for kind in (False, True)}
@@ -153,9 +132,8 @@ class ServerMetrics:
         stalls = self._services.stall_watch.stalls
         yield counter("holdfast_interpreter_stalls", "Times in which no thread could run.", stalls.count)
         yield counter("holdfast_interpreter_stalled_seconds", "Their duration.", stalls.total_seconds)
-        yield gauge(
-            "holdfast_interpreter_longest_stall_seconds", "The longest of them.", stalls.longest_seconds
-        )
+        says = "The longest of them."
+        yield gauge("holdfast_interpreter_longest_stall_seconds", says, stalls.longest_seconds)
         threads = (*self._services.threads, self._sampler.thread)
         failures = {(thread.name,): float(thread.activity.failures) for thread in threads}
         says = "Turns of a thread that ended with an unexpected exception."

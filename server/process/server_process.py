@@ -24,15 +24,7 @@ from server.process.load_model import log_engine
 from server.process.open_database import OpenDatabase
 from server.process.server_metrics import ServerMetrics
 from server.process.shutdown import Shutdown
-from server.process.stages import (
-    Loaded,
-    Operated,
-    ProcessEnd,
-    Recording,
-    Serving,
-    Stored,
-    record_process,
-)
+from server.process.stages import Loaded, Operated, ProcessEnd, Recording, Serving, Stored, record_process
 from server.store.cluster import leases
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
@@ -58,7 +50,7 @@ class ServerProcess:
         certificate: ServerCertificate | None = None,
         scraped: socket.socket | None = None,
     ) -> None:
-        """`scraped` is the listening socket of the metrics listener, if there is one."""
+        """`scraped` is the listening socket of the metrics listener."""
         self._config, self._certificate, self._loop = config, certificate, loop
         self._database, self._say = database, say
         self._end = ProcessEnd(loop)
@@ -79,14 +71,8 @@ class ServerProcess:
         """Serves at most `connections` on the listener until shutdown."""
         settings = hypercorn_settings(self._config)
         app = build(self._services, connections, console_routes)
-        server = Listener(
-            app,
-            settings,
-            connections,
-            self._certificate,
-            send_seconds=self._config.send_seconds,
-            goes_first=self._goes_first,
-        )
+        seconds, certificate, first = self._config.send_seconds, self._certificate, self._goes_first
+        server = Listener(app, settings, connections, certificate, send_seconds=seconds, goes_first=first)
         shutdown = Shutdown(self._services, server, self._loop, self._end.event)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)
@@ -134,16 +120,10 @@ class ServerProcess:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
     def _announce(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        for line in ready_lines(
-            self._services.model.name,
-            "http" if self._certificate is None else "https",
-            host,
-            port,
-            serves_api=self._config.serves_api,
-            needs_key=needs_key(self._config, self._database),
-            console=self._config.console == "on",
-        ):
+        config, name, (host, port) = self._config, self._services.model.name, listener.getsockname()[:2]
+        scheme, needed = "http" if self._certificate is None else "https", needs_key(config, self._database)
+        served = {"serves_api": config.serves_api, "console": config.console == "on"}
+        for line in ready_lines(name, scheme, host, port, needs_key=needed, **served):
             self._say(line)
 
 

@@ -1,10 +1,8 @@
 """`Shutdown`: what a server does between SIGTERM and the end of its listener.
 
-At the signal `/health/ready` says 503 and every answer closes its connection, so that balancers and pools of
-connections turn to other replicas; for `shutdown_delay_seconds` requests are still accepted. Then the server
-drains: it refuses new work, releases background responses to other replicas (in the middle of tool calls with
-the results of these), waits for running ones and for readers of responses that run elsewhere, and ends the
-rest as failed.
+At the signal `/health/ready` says 503 and every answer closes its connection, so that balancers turn to
+others; for `shutdown_delay_seconds` requests are accepted. Then the server refuses new work, releases
+background responses to other replicas, waits for running ones and for readers, and ends the rest as failed.
 """
 
 import asyncio
@@ -86,9 +84,8 @@ class Shutdown:
         self._hand_over(keep_calls=False)
         for run in recorder.active_runs():
             if not run.facts.echo.background:
-                recorder.fail_run(
-                    run.facts.id, "The server was stopped while it was generating this response."
-                )
+                why = "The server was stopped while it was generating this response."
+                recorder.fail_run(run.facts.id, why)
         self._services.model.engine.close(drain=False)
         recorder.wait_idle(FINAL_COMMIT_SECONDS)
 

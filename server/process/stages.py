@@ -146,14 +146,9 @@ def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
 def _register(stored: Stored, models: Sequence[str]) -> UUID:
     config, host, pid = stored.config, socket.gethostname(), os.getpid()
     with stored.database.begin() as connection:
+        schema, role = newest_revision(), config.role
         replica = leases.register_replica(
-            connection,
-            host=host,
-            pid=pid,
-            version=VERSION,
-            role=config.role,
-            models=models,
-            revision=newest_revision(),
+            connection, host=host, pid=pid, version=VERSION, role=role, models=models, revision=schema
         )
         details = {"host": host, "pid": pid, "version": VERSION, "settings": changed_settings(config)}
         record_process(connection, "process.start", replica, details)
@@ -178,18 +173,11 @@ class Recording:
         self.hub = Hub(stored.loop)
         self.budgets = Budgets(database, replica)
         self.rates = RateLimits(database)
-        self.tool_loop = ToolLoop(
-            engine,
-            loaded.mcp,
-            loaded.inbox.deliver,
-            loaded.events.tool_call,
-            loaded.traces,
-            self._reserve_turn,
-        )
+        deliver, observe, traces = loaded.inbox.deliver, loaded.events.tool_call, loaded.traces
+        self.tool_loop = ToolLoop(engine, loaded.mcp, deliver, observe, traces, self._reserve_turn)
         self.notifier = Notifier(database, self, enabled=config.delivery == "notify")
-        self.webhook_client = WebhookClient(
-            loaded.model.seal, allowed_receivers(config), config.webhook_seconds
-        )
+        allowed, seconds = allowed_receivers(config), config.webhook_seconds
+        self.webhook_client = WebhookClient(loaded.model.seal, allowed, seconds)
         self.webhooks = WebhookSender(database, replica, self.webhook_client, config.webhook_retry_seconds)
         self.recorder = loaded.inbox.recorder = Recorder(
             database,
@@ -294,15 +282,8 @@ class Serving:
             on_accepted=loaded.events.accepted,
         )
         self.standby = make_standby(database.dedicated_url, replica, config.lease_seconds)
-        self.heartbeat = Heartbeat(
-            database,
-            replica,
-            recording.recorder,
-            recording.hub,
-            abandonment,
-            self,
-            lease_seconds=config.lease_seconds,
-        )
+        recorder, hub, lease = recording.recorder, recording.hub, config.lease_seconds
+        self.heartbeat = Heartbeat(database, replica, recorder, hub, abandonment, self, lease_seconds=lease)
         self.settlement = Settlement(
             self.admission.key_claims.free, recording.budgets.release_refused, recording.rates.write_unused
         )

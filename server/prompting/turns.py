@@ -6,6 +6,7 @@ A later turn's request is the first one's with the output and the tool results s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from uuid import UUID
 
 import msgspec
@@ -33,23 +34,41 @@ from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, read_choice
-from server.sealing.approval_tags import with_tagged_id
+from server.sealing.sealed_items import with_tagged_id
 
 _NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Bytes of a response's output as JSON, tool results included; beyond them there is no further turn."""
 
 
-def first_turn(served: LoadedModel, resolved: ResolvedRequest, *, generate: bool = True) -> Prepared:
-    """The first turn of a new, a resumed or a counted response: the summary's if its context is compacted.
+def first_turn(
+    served: LoadedModel,
+    resolved: ResolvedRequest,
+    credentials: Mapping[str, McpCredentials] = MappingProxyType({}),
+    *,
+    generate: bool = True,
+) -> "tuple[Prepared, TurnBuilder]":
+    """The first turn of a new or a resumed response, and the builder of those after it.
 
+    It is the summary's if the context is compacted. `credentials` are the caller's, by the label of a server.
     With `generate` false the response completes without output when its prompt is prefilled. Raises ApiError
     or DecodeFailure.
     """
     settings = resolved.request.context_management
     if not generate:
-        return prepare(served, resolved).without_output()
-    return prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
+        prepared = prepare(served, resolved).without_output()
+    elif settings:
+        prepared = prepare_with_compaction(served, resolved, settings)
+    else:
+        prepared = prepare(served, resolved)
+    has_hosted_tools = any(isinstance(tool, McpTool) for tool in resolved.tools)
+    return prepared, TurnBuilder(
+        served=served,
+        resolved=resolved,
+        credentials=credentials,
+        has_hosted_tools=has_hosted_tools,
+        may_have_next_turn=has_hosted_tools or prepared.model_writes_summary,
+    )
 
 
 def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
@@ -157,13 +176,10 @@ class TurnBuilder:
     resolved: ResolvedRequest
     credentials: Mapping[str, McpCredentials] = field(default_factory=dict)
     """The caller's, by server label. They are not stored with the request."""
-    model_writes_summary: bool = False
-    """Whether the first turn is a compaction's summary."""
-
-    @property
-    def may_have_next_turn(self) -> bool:
-        """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
-        return self.model_writes_summary or any(isinstance(tool, McpTool) for tool in self.resolved.tools)
+    has_hosted_tools: bool = False
+    """Whether the model may call tools that the server runs."""
+    may_have_next_turn: bool = False
+    """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
 
     @property
     def response(self) -> UUID:

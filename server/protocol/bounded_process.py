@@ -59,7 +59,10 @@ class Exhausted(Exception):
 
 
 def run(worker: Path, content: bytes, memory: int, *bounds: int) -> bytes:
-    """The worker's answer within its own `bounds`, `memory` in bytes. Raises Exhausted, or TimeoutError."""
+    """The worker's answer to the content within `bounds`, which are its own; `memory` is in bytes.
+
+    Raises Exhausted, or TimeoutError if the machine was too busy.
+    """
     limits = map(str, (CPU_SECONDS, memory, *bounds))
     try:
         ran = subprocess.run(

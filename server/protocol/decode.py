@@ -126,7 +126,10 @@ MAX_KEYS = 1024
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """A JSON document of type `kind`, without unsupported parameters of an endpoint. Raises DecodeFailure."""
+    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises DecodeFailure.
+
+    With an endpoint, also refuses names of parameters that this endpoint does not support.
+    """
     check_size(data, max_values)
     try:
         if endpoint is not None:

@@ -24,9 +24,9 @@ MEMORY = 512 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = 2
 """PDFs extracted at the same time, at most one per tenant."""
-_WAIT_SECONDS = 30.0
+WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("pdf_worker.py")
-_PIECE = 65_536
+PIECE = 65_536
 """Bytes that are percent-decoded at a time."""
 _CACHE_SIZE = 8
 _ERROR_MESSAGES = {
@@ -56,16 +56,12 @@ TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
 _cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
-"""Results of the last PDFs, as a deferred request is decoded again. The tenant is part of the key, so that
-time does not tell whether another tenant sent a PDF.
-"""
+"""Results of the last PDFs, as deferred requests are decoded again; by tenant, so that time tells nothing."""
 _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` as stored: of a PDF its text, so that it is parsed once. Raises FileError or
-    ExtractionBusy. A PDF without text, as of scanned pages, is refused if `needs_text`.
-    """
+    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ExtractionBusy."""
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")
@@ -105,7 +101,7 @@ def _from_percent(text: bytes) -> bytes:
     decoded: list[bytes] = []
     start = 0
     while start < len(text):
-        end = start + _PIECE
+        end = start + PIECE
         escape = text.find(b"%", end - 2, end)  # one that does not end in this piece
         end = end if escape < 0 else escape
         decoded.append(unquote_to_bytes(text[start:end]))
@@ -151,7 +147,7 @@ def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     """The worker's result, `text` or `error`. Raises ExtractionBusy."""
     tenant = TENANT.get() or f"thread {threading.get_ident()}"
     try:
-        _limit.acquire(tenant, _WAIT_SECONDS)
+        _limit.acquire(tenant, WAIT_SECONDS)
     except TimeoutError:
         if _limit.used_by(tenant):
             raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True) from None

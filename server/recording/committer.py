@@ -20,7 +20,7 @@ from server.protocol.ids import response_id
 from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.lone_commit import Way, commit_alone
 from server.recording.persist import EventsLost, is_written, log_chunks, must_reach_disk, write
-from server.recording.recent_commits import RecentCommits
+from server.recording.recent_commits import MAX_BYTES, RecentCommits
 from server.recording.run_registry import RunRegistry
 from server.store import commit_probe
 from server.store.cluster import leases
@@ -48,9 +48,9 @@ _ALONE_SECONDS = 0.5
 """The time for commits of single updates between two joint commits. A joint commit gives up waiting for a
 lock after 0.25 s; together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
-"""`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
-its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
-statement. All other runs wait for that try; where it fails, no further one is made here."""
+"""`lock_timeout` and `statement_timeout` of the commit of a single update. For an end with very large items
+the second try has the usual limit of a statement. All other runs wait for that try; where it fails, no
+further one is made here."""
 MAX_TRIES = 11
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s,
 longer than any transaction of ours holds a row."""
@@ -63,6 +63,17 @@ COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 def pause_after(tries: int) -> float:
     """Seconds until an update is committed alone again, after so many tries that failed. Pure."""
     return min(FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 16), MAX_PAUSE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Bounds of the commits of one recorder."""
+
+    tries: int = MAX_TRIES
+    last_statement_ms: int = _LAST_STATEMENT_MS
+    report_after_seconds: float = _REPORT_AFTER_SECONDS
+    fresh_seconds: float = _FRESH_SECONDS
+    recent_bytes: int = MAX_BYTES
 
 
 class _CommitsLost(Exception):
@@ -93,11 +104,17 @@ class Committer:
     """
 
     def __init__(
-        self, database: Database, replica: UUID, registry: RunRegistry, clock: Callable[[], float] = monotonic
+        self,
+        database: Database,
+        replica: UUID,
+        registry: RunRegistry,
+        clock: Callable[[], float] = monotonic,
+        limits: CommitLimits | None = None,
     ) -> None:
         self.give_up_at = inf
         """The time from which an outage is not waited out any more."""
-        self.recent = RecentCommits(clock)
+        self._limits = limits or CommitLimits()
+        self.recent = RecentCommits(clock, self._limits.recent_bytes)
         self._database = database
         self._replica = replica
         self._registry = registry
@@ -114,7 +131,7 @@ class Committer:
     def trouble(self) -> str | None:
         """Why nothing is committed at the moment; None if all is well. Any thread."""
         since = self._failing_since
-        if since is None or self._clock() - since < _REPORT_AFTER_SECONDS:
+        if since is None or self._clock() - since < self._limits.report_after_seconds:
             return None
         return f"the database does not take what is recorded: {self._failure}"
 
@@ -211,7 +228,7 @@ class Committer:
         pause = LIMIT_PAUSE_SECONDS if trouble == "limited" else pause_after(update.tries)
         update.retry_at = self._clock() + pause
         is_slow = update.tries > 1 and is_statement_timeout(result)
-        if trouble in ("timed_out", "limited") and update.tries < MAX_TRIES and not is_slow:
+        if trouble in ("timed_out", "limited") and update.tries < self._limits.tries and not is_slow:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
             return None
         log.error("an update of %s cannot be stored: %s", name, type(result).__name__, extra=fields)
@@ -229,7 +246,7 @@ class Committer:
         def write_it(connection: Connection, transaction: _Transaction) -> None:
             transaction.state, transaction.synchronous = "unapplied", True
             with connection.begin():
-                statement_ms = _LAST_STATEMENT_MS if update.tries else _STATEMENT_MS
+                statement_ms = self._limits.last_statement_ms if update.tries else _STATEMENT_MS
                 set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=statement_ms)
                 self._fence(connection, transaction)
                 transaction.state = "applied"
@@ -363,7 +380,7 @@ class Committer:
     def _connect(self) -> Connection:
         """The open connection if it still works, else a new one."""
         now = self._clock()
-        is_old = now - self._used_at > _FRESH_SECONDS
+        is_old = now - self._used_at > self._limits.fresh_seconds
         if self._connection is not None and is_old and not is_responsive(self._connection):
             self.close()
         self._used_at = now
@@ -385,7 +402,7 @@ def _ways_out(update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
     """The ways to end a response whose update cannot be stored, in the order of trying.
 
     A response whose row is blocked or whose end is too slow is released, for any replica to go on with or to
-    end: to fail it now would meet the same lock, or fold the same long log again, while all others wait.
+    end: to fail it now would meet the same lock, or take as long again, while all others wait.
     One that has lost events must not go on anywhere.
     """
     if update.has_gap:

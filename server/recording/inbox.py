@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic, sleep
@@ -23,7 +23,7 @@ MAX_BUSY_PAUSE = 0.036
 row costs about 70 us of CPU from the commit to the client's socket, a further token in it 33 us. At 32
 streams of 100 tokens/s each delta has three or four tokens then, and a token costs two thirds of what it did.
 Neither few streams nor those of an engine whose steps are longer than the pause are delayed by it."""
-_MAX_WAIT = 0.004
+MAX_WAIT = 0.004
 """Seconds after the pause for which the next commit may wait for a delivery. A delivery means that the
 engine has just begun a step, beside which there is time for the commit and for publishing, which takes
 longer. Pause and wait together bound the delay of a token while commits follow each other."""
@@ -46,7 +46,10 @@ NO_PAUSE = Pause(-inf, -inf)
 class Inbox:
     """Any thread puts messages in, one takes them out."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_wait: float = MAX_WAIT, sleep: Callable[[float], object] = sleep) -> None:
+        """`max_wait` seconds after a pause, the next commit begins without a delivery."""
+        self._max_wait = max_wait
+        self._sleep = sleep
         self._deliveries: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
         self._expected: set[str] = set()
         """Engine requests of which no message has come. Each change is one call, which is atomic."""
@@ -91,10 +94,10 @@ class Inbox:
         rest = pause.longest - monotonic()
         if rest > 0:
             if self._urgent.wait(rest):
-                sleep(max(0.0, pause.urgent - monotonic()))
+                self._sleep(max(0.0, pause.urgent - monotonic()))
             else:
                 messages += self.drain()
-                messages += self.get(_MAX_WAIT)
+                messages += self.get(self._max_wait)
         self._urgent.clear()  # before the queue is empty: none is missed that comes now
         return messages + self.drain()
 

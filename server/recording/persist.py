@@ -171,10 +171,9 @@ def _write_ends(
         finished = responses.finish_all(connection, replica, [_end(run, ending) for run, ending in stored])
         items = [(*key, outputs.get(key.id, ())) for key in finished]
         stored_items.insert_items_of(connection, stored_items.OUTPUT, items)
-        if whole := [key for key in finished if key.id not in with_gaps]:
-            log_append.compact_all(connection, whole)
-        for key in finished.keys() - whole:
-            log_append.compact_unless_gap(connection, *key)
+        ends_at = {run.facts.id: run.next_seq for run, _ in stored}
+        whole = [(*key, ends_at[key.id]) for key in finished if key.id not in with_gaps]
+        log_append.fold_short(connection, whole)
         for key, row in finished.items():
             if row.deleted:
                 deleted.add(key.id)

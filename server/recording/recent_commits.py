@@ -40,10 +40,10 @@ class _Committed:
 class RecentCommits:
     """The recorder's thread only, but for `is_over`."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
         self._commits: deque[_Committed] = deque()
-        self._bytes = 0
+        self._bytes, self._max_bytes = 0, max_bytes
         self._flushed_at = clock()
         """When the last commit was made that waited for the disk, and with it all before it."""
         self._over: Counter[UUID] = Counter()
@@ -112,7 +112,7 @@ class RecentCommits:
 
     def _drop_old(self) -> None:
         safe = min(self._clock() - RETAIN_SECONDS, self._flushed_at)
-        while self._commits and (self._commits[0].committed_at < safe or self._bytes > MAX_BYTES):
+        while self._commits and (self._commits[0].committed_at < safe or self._bytes > self._max_bytes):
             oldest = self._commits.popleft()
             self._bytes -= oldest.size
             if oldest.is_over:

@@ -26,7 +26,7 @@ from server.generation.run_facts import RunFacts
 from server.limits.unfinished_responses import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
-from server.recording.committer import Committer
+from server.recording.committer import CommitLimits, Committer
 from server.recording.inbox import NO_PAUSE, CommitPace, Inbox, Pause
 from server.recording.inbox_messages import (
     SERVER_ERROR,
@@ -101,12 +101,15 @@ class Recorder:
         capacity: UnfinishedResponses | None = None,
         traces: ResponseTraces | None = None,
         clock: Callable[[], float] = monotonic,
+        inbox: Inbox | None = None,
+        pace: CommitPace | None = None,
+        limits: CommitLimits | None = None,
     ) -> None:
         self._hub, self._listener, self._traces = hub, listener, traces or ResponseTraces()
         self._clock, self._max_queued, self._engine_paused = clock, max_queued, False
         self._backpressure = threading.Lock()
         """Orders the calls of `on_backlog`."""
-        self._inbox = Inbox()
+        self._inbox = Inbox() if inbox is None else inbox
         self._registry = RunRegistry()
         self.capacity = capacity if capacity is not None else UnfinishedResponses()
         """The responses that this process generates or is about to, until their end is committed."""
@@ -114,8 +117,8 @@ class Recorder:
         self._idle.set()
         self._starting = threading.Lock()
         """Held while a run is started, so that `_idle` is not set just before."""
-        self._committer = Committer(database, replica, self._registry, clock)
-        self._pause, self._pace = NO_PAUSE, CommitPace()
+        self._committer = Committer(database, replica, self._registry, clock, limits)
+        self._pause, self._pace = NO_PAUSE, pace or CommitPace()
         self._thread = SupervisedThread(
             "recorder",
             self._turn,

@@ -144,6 +144,7 @@ class Claimer:
         generates: bool = True,
         on_left_over: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         """A response is given up after `max_deaths`; `on_left_over`: more is queued than can run here."""
         self._database = database
@@ -155,6 +156,7 @@ class Claimer:
         self._max_deaths = max_deaths
         self._generates = generates
         self._on_left_over = on_left_over
+        self._poll_seconds = poll_seconds
         self._unserved_queue = UnservedQueue(database)
         self._has_queued = True
         self._has_ends = True
@@ -201,7 +203,7 @@ class Claimer:
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(POLL_SECONDS) or self._pauses.is_on(monotonic()):
+        if self.thread.wait(self._poll_seconds) or self._pauses.is_on(monotonic()):
             return
         self._polls += 1
         queued, self._has_queued = self._has_queued, False
@@ -315,7 +317,12 @@ class Claimer:
         if (room := min(self._room, self._batch)) <= 0:
             return []
         return claims.claim_waiting(
-            connection, self._replica, models=self._served.names, full=full, limit=room
+            connection,
+            self._replica,
+            models=self._served.names,
+            full=full,
+            most_deaths=self._max_deaths,
+            limit=room,
         )
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
@@ -336,7 +343,11 @@ class Claimer:
             raise
 
     def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The rebuilt run; None if nothing is left to do now. Raises _Unreadable or DatabaseError."""
+        """The rebuilt run; None if that fails, after which nothing is left to do for this response now.
+
+        What is stored of it ends it only if it is undecodable itself. Raises _Unreadable if others cannot be
+        read either, or DatabaseError while the database does not answer.
+        """
         try:
             with self._database.begin() as connection:
                 rebuilt = rebuild(connection, claimed, self._served)

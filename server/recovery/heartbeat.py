@@ -186,7 +186,11 @@ class Heartbeat:
         return heartbeats
 
     def _release_lost(self, owned: Sequence[ResponseKey]) -> int:
-        """Releases those that do not run here, but locked rows, which would delay the heartbeat."""
+        """Releases those that this replica does not run; returns how many.
+
+        Skips locked rows, because waiting for a lock would delay the next heartbeat. The next turn tries
+        them again.
+        """
         lost = [key for key in owned if not self._recorder.answers_for(key.id)]
         if not lost:
             return 0

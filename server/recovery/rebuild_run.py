@@ -52,19 +52,19 @@ class Rebuilt:
 
 
 def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
-    """Reads a claimed response's log, history and request. Raises DatabaseError, OSError or MemoryError for
-    faults of the environment, and any exception if what ending needs cannot be decoded.
+    """Reads a claimed response. Raises DatabaseError, OSError or MemoryError for faults of the environment,
+    and any exception if what ending it needs cannot be decoded.
     """
     logged = read_log(connection, stored.tenant, stored.id)
-    prepared = None
+    first = None
     try:
         resolved = None if logged.has_gap else _resolve_again(connection, stored, served)
         if resolved is not None:
-            prepared = _prepare_again(stored, served, resolved)
+            first = _prepare_again(stored, served, resolved)
         is_only_ended = not stored.background or stored.cancel_requested_at is not None
         same_weights = is_only_ended or _take_weights(connection, stored, served, logged)
-        if resolved is not None and prepared is not None and same_weights:
-            rebuilt = _resume(stored, served, resolved, prepared, logged)
+        if first is not None and same_weights:
+            rebuilt = _resume(stored, *first, logged)
             if rebuilt is not None:
                 return rebuilt
     except (DatabaseError, OSError, MemoryError, ImportError):
@@ -75,7 +75,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
         name = response_id(stored.id)
         log.exception("%s cannot go on from what is stored of it", name, extra=stored.log_fields)
     decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
-    run = Run(_facts(stored, prepared), decoding)
+    run = Run(_facts(stored, first[0] if first else None), decoding)
     run.restore_output_only(logged)
     return Rebuilt(stored, run, None)
 
@@ -102,15 +102,12 @@ def _take_weights(
     return True
 
 
-def _resume(
-    stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, logged: RunLog
-) -> Rebuilt | None:
+def _resume(stored: StoredResponse, prepared: Prepared, turns: TurnBuilder, logged: RunLog) -> Rebuilt | None:
     """The run with the engine request that continues it; None if its tokens now decode differently."""
-    decoding = first_decoding_spec(served, resolved, prepared)
+    decoding = first_decoding_spec(turns.served, turns.resolved, prepared)
     if (summarized := logged.has_summaries()) is not None:  # perhaps by another release
         decoding = replace(decoding, summarizes_reasoning=summarized)
     run = Run(_facts(stored, prepared), decoding)
-    turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.writes_summary)
     emitted, engine_request = _replay(run, turns, prepared, logged)
     if texts(emitted) == texts(logged.events):
         return Rebuilt(stored, run, engine_request, turns)
@@ -122,8 +119,8 @@ def _resume(
 def _replay(
     run: Run, turns: TurnBuilder, prepared: Prepared, logged: RunLog
 ) -> tuple[list[Event], EngineRequest | None]:
-    """Brings a fresh run to the end of its log; returns the events of its tokens and the engine request that
-    continues it, None at tool calls or after a stop string. Raises ApiError.
+    """Brings a fresh run to the end of its log; returns its tokens' events, and the engine request that goes
+    on, None at tool calls or after a stop string. Raises ApiError.
     """
     run.emit_start_events(logged)
     at = logged.first_token_at or run.facts.created_at
@@ -195,14 +192,16 @@ def _resolve_again(
     )
 
 
-def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
+def _prepare_again(
+    stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest
+) -> tuple[Prepared, TurnBuilder] | None:
     """None if the prompt differs from the one with which the response was accepted."""
-    prepared = first_turn(served, resolved)
+    prepared, turns = first_turn(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
         name = response_id(stored.id)
         log.error("%s has another prompt now than when it was accepted", name, extra=stored.log_fields)
         return None
-    return prepared
+    return prepared, turns
 
 
 def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:

@@ -118,7 +118,7 @@ def delete_item(database: Database, caller: Caller, conversation: UUID, item_id:
     """Delete one item; returns the conversation. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
         locked = lock_conversation(connection, caller.tenant, conversation)
-        if not store.delete_item(connection, caller.tenant, conversation, item_id):
+        if not store.delete_items(connection, caller.tenant, conversation, [item_id]):
             raise unknown_item(item_id)
         _record(connection, caller, "conversation.delete_item", item_id)
     return to_wire(locked)

@@ -1,4 +1,7 @@
-"""Tools and settings that a conversation's items give to later requests; the newest item of a kind counts."""
+"""The tools and settings that items of a conversation give to the requests after them.
+
+The newest item of each kind counts, wherever it is: in the input, in the history or in a compaction.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,7 +62,10 @@ def with_item_settings(
 def naming_tools_of_items(
     request: CreateResponse, tools: Sequence[dict[str, Any]] | None, new: Sequence[Item]
 ) -> Iterator[None]:
-    """Has errors of `tools` name the item among the request's `new` ones that has the tool, if any."""
+    """Has the errors of `tools`, which are the request's and those of items, name the input item of a tool.
+
+    `new` are the request's new items. A tool of the history has no field in the request.
+    """
     try:
         yield
     except InvalidRequest as error:

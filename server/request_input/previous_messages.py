@@ -1,5 +1,7 @@
-"""`previous_input_messages`, vLLM's history that the client sends, a chat's (`role`) or harmony's (`author`),
-as items. Messages of system and developer are dropped: instructions are the newest request's.
+"""`previous_input_messages`, vLLM's history that the client sends, as input items.
+
+They are a chat's messages (`role`) or harmony's (`author`, `channel`, `recipient`). System and developer
+messages of that history are dropped: instructions are those of the newest request.
 """
 
 from collections.abc import Sequence

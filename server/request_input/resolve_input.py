@@ -40,9 +40,8 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.request_input.previous_messages import read_previous
 from server.request_input.stored_input import ConversationVersion, StoredInput, read_images, read_stored_input
-from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
-from server.sealing.sealed_items import unseal_items
+from server.sealing.sealed_items import is_tagged, keep_approval_tag, unseal_items
 from server.store.database import Connection, Database
 
 
@@ -205,7 +204,10 @@ def with_own_ids(
     tenant: str,
     lasting: Container[str] = (),
 ) -> list[Item]:
-    """The items with new ids, but for lasting ones, and changed references between them."""
+    """The items with new ids, but for the lasting ones, and references between them changed accordingly.
+
+    `given` is the input that they were resolved from; elements that are no items are skipped.
+    """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):

@@ -31,7 +31,10 @@ def read_templated_input(
 def expand(
     request: CreateResponse, reference: PromptReference, version: int, template: Template
 ) -> tuple[CreateResponse, list[Item]]:
-    """The request with the template's instructions and version, and its items. Raises DecodeFailure. Pure."""
+    """The request with the template's instructions, unless it has its own, and the template's items.
+
+    `prompt.version` becomes the version used. Raises DecodeFailure for wrong variables. Pure.
+    """
     filled = fill(template, reference.variables or {})
     changed = msgspec.structs.replace(
         request,

@@ -23,7 +23,6 @@ Purpose = Literal["reasoning", "compaction", "context", "webhook", "console"]
 TagPurpose = Literal["approval", "session", "tenant", "console"]
 KEY_BYTES = 32
 TAG_BYTES = 16
-"""Bytes of a MAC."""
 _VERSION = "hf1"
 _SALT_BYTES = 16
 _END = b"\n"

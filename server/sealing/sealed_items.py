@@ -1,7 +1,10 @@
-"""Sealed items: reasoning and compacted contexts, encrypted for the client and opened for the model. Pure.
+"""Sealed items: reasoning and compacted contexts, encrypted for clients and opened for models; MACs in ids.
 
 The compact endpoint's item stands for the summarised items beside retained messages. The item of a response
 stands for everything before it: retained messages and calls, and a summary of the rest.
+
+The id of an MCP approval request has a MAC of the tenant and the call, so that a client may carry the request
+with `store: false` and cannot forge one. An id without a MAC is accepted for stored output items alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,10 +13,12 @@ from dataclasses import dataclass
 import msgspec
 
 from server.protocol.decode import decode_as
+from server.protocol.ids import is_output_id, split_id_tag
 from server.protocol.responses.items import (
     Compaction,
     InputText,
     Item,
+    McpApprovalRequest,
     Message,
     Reasoning,
     ReasoningText,
@@ -97,16 +102,12 @@ def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
         case Compaction(encrypted_content=""):
             return None  # of a response that ended during its compaction
         case Compaction(encrypted_content=sealed):
-            return _compaction_message(item.id, seal.open("compaction", tenant, sealed))
+            summary = seal.open("compaction", tenant, sealed)
+            if summary is None:
+                return Message(item.id, "completed", "developer", [InputText(UNREADABLE)])
+            return summary_message(item.id, summary) if summary else None
         case _:
             return item
-
-
-def _compaction_message(item_id: str, summary: str | None) -> Message | None:
-    """A compaction as a developer message; None if its summary is empty."""
-    if summary is None:
-        return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
-    return summary_message(item_id, summary) if summary else None
 
 
 def seal_reasoning(response: Response, seal: Seal, tenant: str) -> Response:
@@ -121,3 +122,28 @@ def _seal_item(item: Item, seal: Seal, tenant: str) -> Item:
     text = "".join(part.text for part in item.content)
     sealed = seal.seal("reasoning", tenant, item.id, text)
     return msgspec.structs.replace(item, encrypted_content=sealed)
+
+
+def with_tagged_id(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:
+    """The request with the MAC appended to its id."""
+    tag = seal.tag("approval", tenant, *_parts(request.id, request))
+    return msgspec.structs.replace(request, id=f"{request.id}_{tag}")
+
+
+def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
+    """Whether the id has this server's MAC of the call for this tenant."""
+    item_id, tag = split_id_tag(request.id)
+    return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(item_id, request))
+
+
+def keep_approval_tag(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:
+    """`own`, the copy of `given` with a new id; a valid approval request gets a MAC for that id."""
+    if not isinstance(given, McpApprovalRequest) or not isinstance(own, McpApprovalRequest):
+        return own
+    if is_tagged(seal, tenant, given) or (stored and is_output_id(given.id)):
+        return with_tagged_id(seal, tenant, own)
+    return own
+
+
+def _parts(item_id: str, request: McpApprovalRequest) -> tuple[str, str, str, str]:
+    return item_id, request.server_label, request.name, request.arguments

@@ -3,16 +3,28 @@
 `literal` and `with_numbers` are for statements that are executed without SQLAlchemy.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from sqlalchemy import Column, TextClause
 from sqlalchemy.dialects import postgresql
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 _NUMBERED = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-
 _JSON = ("json", "jsonb")
+_TYPES: Final[Mapping[object, str]] = {
+    str: "text",
+    int: "bigint",
+    bool: "boolean",
+    bytes: "bytea",
+    UUID: "uuid",
+    Decimal: "numeric",
+    timedelta: "interval",
+}
 
 
 def type_name(column: Column[Any]) -> str:
@@ -20,15 +32,28 @@ def type_name(column: Column[Any]) -> str:
     return column.type.compile(_DIALECT).lower()
 
 
-def unnest(alias: str, columns: Mapping[str, str]) -> str:
-    """SQL of the rows, whose columns have these types; the parameters are `columns` of the same names.
+def types_of(record: type[Any]) -> dict[str, str]:
+    """The types of a record's fields as Postgres writes them: of a named tuple or a dataclass."""
+    return {name: _type_of(hint) for name, hint in get_type_hints(record).items()}
 
-    JSON stays text, which `value` casts.
+
+def _type_of(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "text"
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return _TYPES[kinds[0] if kinds else hint]
+
+
+def unnest(alias: str, rows: Mapping[str, str] | type[Any], *, place: bool = False) -> str:
+    """SQL of rows with columns of these types, or with those of a record; with `place`, also numbered from 1.
+    The parameters are `columns` or `fields` of the same names. JSON stays text, which `value` casts.
     """
+    types: Mapping[str, str] = rows if isinstance(rows, Mapping) else types_of(rows)
     arrays = ", ".join(
-        f"cast(:{name} as {'text' if kind in _JSON else kind}[])" for name, kind in columns.items()
+        f"cast(:{name} as {'text' if kind in _JSON else kind}[])" for name, kind in types.items()
     )
-    return f"unnest({arrays}) as {alias} ({', '.join(columns)})"
+    names = ", ".join([*types, "place"] if place else types)
+    return f"unnest({arrays}){' with ordinality' if place else ''} as {alias} ({names})"
 
 
 def value(alias: str, name: str, kind: str) -> str:
@@ -39,6 +64,11 @@ def value(alias: str, name: str, kind: str) -> str:
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The parameters: every row has the same keys. There must be a row."""
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def fields(record: type[Any], rows: Collection[Any]) -> dict[str, list[Any]]:
+    """The parameters for `unnest` of these records."""
+    return {name: [getattr(row, name) for row in rows] for name in record.__annotations__}
 
 
 def literal(values: Sequence[str | int | float | None]) -> str:

@@ -1,4 +1,4 @@
-"""Reads for `holdfast audit`: responses with items, log and ledger entry, orphaned rows, idempotency keys.
+"""Reads for `holdfast audit`: responses with all that is theirs, pictures, orphaned rows, idempotency keys.
 
 Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
 long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
@@ -10,17 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, text
 
 from server.protocol.ids import min_uuid_at
+from server.protocol.input_images import CONTENT_PREFIX
 from server.protocol.responses.events import Event
 from server.store import log_read
+from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
-from server.store.log_read import STREAM_BODY, LogRow
+from server.store.log_read import LOG_COLUMNS, STREAM_BODY, LogRow, hot_row
+from server.store.schema import partition_removal
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -149,8 +153,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
 
 
 _LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in AuditedLedgerEntry.__dataclass_fields__)
-_PAGE = text(
-    f"""
+_PAGE = text(f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
            r.deleted_at as x_deleted_at, r.expires_at as x_expires_at, r.queued_at as x_queued_at,
            r.started_at as x_started_at, r.first_token_at as x_first_token_at, r.key_id as x_key_id,
@@ -167,59 +170,45 @@ _PAGE = text(
     where r.tenant = :tenant and r.id <= :highest and r.id >= :lowest
       and (cast(:since as timestamptz) is null or r.created_at >= :since)
     order by r.id desc limit :page
-    """  # noqa: S608 - names of our own columns
-)
+""")
 _ITEMS = text(
     "select response_id, side, idx, id, type, role, status, payload::text as payload from items"
     " where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx"
 )
-_HOT = text(
-    """
-    select response_id, first_seq, n, kind, output_index, content_index, at, body, attempt
-    from response_events_hot
+_HOT = text(f"""
+    select response_id, {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
-    """
-)
-_COMPACTED = text(
-    f"""
+""")
+_COMPACTED = text(f"""
     select s.response_id, s.last_seq, s.codec, {STREAM_BODY} as body from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = any(:ids) order by s.response_id desc
-    """  # noqa: S608 - a constant of ours
-)
-_IMAGE_USES = text(
-    """
+""")
+_IMAGE_USES = text("""
     select owner as response_id, item_id, digest from item_images
     where tenant = :tenant and owner = any(:ids) and removed_at is null order by owner desc
-    """
-)
+""")
 _OF_RESPONSES = (_ITEMS, _HOT, _COMPACTED, _IMAGE_USES)
-_PAGE_TIME = text(
-    """
+_PAGE_TIME = text("""
     select clock_timestamp(), min(started_at) from replicas
     where state = 'alive' and heartbeat_at >= clock_timestamp() - make_interval(secs => :grace)
-    """
-)
+""")
 
 
 def responses(
-    connection: Connection, tenant: str, scope: Scope, grace_seconds: float
+    connection: Connection, tenant: str, scope: Scope, grace_seconds: float, page: int = PAGE
 ) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
     highest, left = _HIGHEST, scope.limit
-    lowest = _lowest(scope.since)
+    lowest = UUID(int=0)
+    if scope.since is not None:
+        lowest = min_uuid_at(int((scope.since - _MAX_CLOCK_SKEW).timestamp() * 1000))
     while left is None or left > 0:
-        size = PAGE if left is None else min(left, PAGE)
-        parameters = {
-            "tenant": tenant,
-            "highest": highest,
-            "lowest": lowest,
-            "since": scope.since,
-            "page": size,
-        }
+        size = page if left is None else min(left, page)
+        bounds = {"highest": highest, "lowest": lowest, "since": scope.since, "page": size}
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
-            rows = connection.execute(_PAGE, parameters).all()
+            rows = connection.execute(_PAGE, {"tenant": tenant, **bounds}).all()
             for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
                 yield response, moment
         if len(rows) < size:
@@ -228,19 +217,13 @@ def responses(
         left = None if left is None else left - size
 
 
-def _lowest(since: datetime | None) -> UUID:
-    if since is None:
-        return UUID(int=0)
-    return min_uuid_at(int((since - _MAX_CLOCK_SKEW).timestamp() * 1000))
-
-
 def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
     parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
     items, hot, compacted, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
-        log = [_log_row(part) for part in hot.of(row.id)]
+        log = [hot_row(part) for part in hot.of(row.id)]
         stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
@@ -275,11 +258,6 @@ class _GroupedRows:
 def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
     """A dataclass of the row's columns that have its fields' names after `prefix`."""
     return kind(**{field.name: getattr(row, prefix + field.name) for field in fields(kind)})  # type: ignore[arg-type]
-
-
-def _log_row(row: Row[Any]) -> LogRow:
-    position = (row.first_seq, row.n, row.kind, row.output_index, row.content_index)
-    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()), row.attempt)
 
 
 def _replays(
@@ -327,14 +305,12 @@ class KeyViolation:
 _ORPHANS = [
     (
         table,
-        text(
-            f"""
+        text(f"""
             select t.tenant, t.response_id, count(*) from {table} t
             where (cast(:tenant as text) is null or t.tenant = :tenant)
               and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
             group by 1, 2 limit {MAX_ORPHANS}
-            """  # noqa: S608 - names of our own tables
-        ),
+        """),
     )
     for table in ("items", "response_events_hot", "response_streams")
 ]
@@ -350,15 +326,12 @@ def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
         ]
 
 
-_SHARED_KEYS = text(
-    f"""
+_SHARED_KEYS = text(f"""
     select tenant, response_id, count(*) from idempotency_keys
     where cast(:tenant as text) is null or tenant = :tenant
     group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
-    """  # noqa: S608 - a number of our own
-)
-_LOST_KEYS = text(
-    f"""
+""")
+_LOST_KEYS = text(f"""
     select k.tenant, k.response_id, 1 from idempotency_keys k
     where (cast(:tenant as text) is null or k.tenant = :tenant)
       and k.created_at < clock_timestamp() - make_interval(secs => :age)
@@ -369,8 +342,7 @@ _LOST_KEYS = text(
           where p.state = 'dead'
             and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
     limit {MAX_ORPHANS}
-    """  # noqa: S608 - a number of our own
-)
+""")
 
 
 def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
@@ -390,3 +362,109 @@ def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) ->
             KeyViolation(*row)
             for row in connection.execute(_LOST_KEYS, {"tenant": tenant, "age": age_seconds})
         ]
+
+
+MAX_HASHED_BYTES = 64 * 1024 * 1024
+"""Bytes of pictures that one statement hashes, unless one picture has more: statements have a timeout."""
+_PAGE_IMAGES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationImages:
+    """The items of a conversation that name pictures, as id and JSON, and the uses in its name."""
+
+    id: UUID
+    items: Sequence[tuple[str, str]]
+    uses: Collection[tuple[str, bytes]]
+
+
+class UnsoundImage(NamedTuple):
+    """A picture whose bytes are not what its digest and size say, or that has no use."""
+
+    tenant: str
+    digest: bytes
+    problem: Literal["damaged", "unused"]
+
+
+_CONVERSATIONS = text(f"""
+    select id from conversations where tenant = :tenant and id > :after order by id limit {PAGE}
+""")
+_CONVERSATION_ITEMS = text(f"""
+    select conversation_id, id, payload::text as payload from conversation_items
+    where tenant = :tenant and conversation_id = any(:ids)
+      and payload::text like '%"content":"{CONTENT_PREFIX}%'
+""")
+
+
+def conversations(connection: Connection, tenant: str) -> Iterator[ConversationImages]:
+    """The conversations of a tenant in which there may be pictures."""
+    after = UUID(int=0)
+    while True:
+        with snapshot(connection):
+            ids = list(connection.scalars(_CONVERSATIONS, {"tenant": tenant, "after": after}))
+            if not ids:
+                return
+            parameters = {"tenant": tenant, "ids": ids}
+            items = connection.execute(_CONVERSATION_ITEMS, parameters).all()
+            uses = connection.execute(_IMAGE_USES, parameters).all()
+        after = ids[-1]
+        for owner in sorted({row[0] for row in (*items, *uses)}):
+            yield ConversationImages(
+                owner,
+                [(row.id, row.payload) for row in items if row.conversation_id == owner],
+                {(row.item_id, row.digest) for row in uses if row.response_id == owner},
+            )
+
+
+_IMAGES = text(f"""
+    select i.digest, i.size, exists (
+        select from item_images u where u.tenant = i.tenant and u.digest = i.digest) as used
+    from images i
+    where i.tenant = :tenant and i.digest > :after
+      and (cast(:since as timestamptz) is null or i.created_at >= :since)
+    order by i.digest limit {_PAGE_IMAGES}
+""")
+_DAMAGED = text("""
+    select digest from images
+    where tenant = :tenant and digest = any(cast(:digests as bytea[]))
+      and (sha256(data) <> digest or octet_length(data) <> size)
+""")
+
+
+def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterator[UnsoundImage]:
+    """The damaged pictures, and those that no item names or has named until now. Pictures made before
+    `scope.since` are left out; without `scope.replays` their bytes are not read.
+    """
+    after = b""
+    while True:
+        with snapshot(connection):
+            parameters = {"tenant": tenant, "after": after, "since": scope.since}
+            page = connection.execute(_IMAGES, parameters).all()
+        if not page:
+            return
+        after = page[-1].digest
+        yield from (UnsoundImage(tenant, row.digest, "unused") for row in page if not row.used)
+        for batch in batches(page, attrgetter("size"), MAX_HASHED_BYTES) if scope.replays else ():
+            digests = [row.digest for row in batch]
+            with snapshot(connection):
+                damaged = connection.scalars(_DAMAGED, {"tenant": tenant, "digests": digests}).all()
+            yield from (UnsoundImage(tenant, digest, "damaged") for digest in damaged)
+
+
+_IMAGE_ORPHANS = text(f"""
+    select u.tenant, u.owner, count(*) from item_images u
+    where u.tenant = :tenant and u.removed_at is null and u.owner >= :from_id
+      and not exists (select from responses r where r.tenant = u.tenant and r.id = u.owner)
+      and not exists (select from conversations c where c.tenant = u.tenant and c.id = u.owner)
+    group by 1, 2 limit {MAX_ORPHANS}
+""")
+
+
+def image_orphans(connection: Connection, tenant: str) -> list[Orphan]:
+    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`. None of
+    owners as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
+    """
+    with snapshot(connection):
+        parameters = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
+        rows = connection.execute(_IMAGE_ORPHANS, parameters).all()
+    return [Orphan(found_tenant, owner, "item_images", count) for found_tenant, owner, count in rows]

@@ -36,7 +36,6 @@ class Acknowledged(NamedTuple):
     response_id: UUID
     attempt: int
     next_seq: int
-    """The sequence number after its last event."""
     is_over: bool
     """The response has ended or was released."""
     stored: bool
@@ -50,7 +49,7 @@ def fence_query(replica: UUID, probe: Probe | None) -> str:
     """
     match = "true" if probe is None else f"exists ({_select(probe)})"
     return (
-        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {match}"  # noqa: S608
+        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {match}"
         f" from replicas where id = '{replica}' and state = 'alive' for key share"
     )
 
@@ -79,17 +78,8 @@ def _select(probe: Probe) -> str:
     return f"select from response_events_hot where {place} and first_seq = {probe.first_seq:d}"
 
 
-_COLUMNS = {
-    "tenant": "text",
-    "response_id": "uuid",
-    "attempt": "integer",
-    "next_seq": "integer",
-    "is_over": "boolean",
-    "stored": "boolean",
-}
-_LOST = text(
-    f"""
-    select a.response_id from {arrays.unnest("a", _COLUMNS)}
+_LOST = text(f"""
+    select a.response_id from {arrays.unnest("a", Acknowledged)}
     left join responses r on r.tenant = a.tenant and r.id = a.response_id
     where case
         when not a.stored then not exists (
@@ -100,17 +90,15 @@ _LOST = text(
                 select max(first_seq + n) from response_events_hot h
                 where h.tenant = a.tenant and h.response_id = a.response_id), 0)
         end
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def lost(connection: Connection, replica: UUID, acknowledged: Sequence[Acknowledged]) -> list[UUID]:
-    """Responses of which something acknowledged is missing, or that this replica does not run any more.
-
-    A response that is over counts only while its row says that this replica still runs it in that attempt:
-    what others have made of it since, or its deletion, stands.
+    """Responses of which something acknowledged is missing, or that this replica does not run any more. A
+    response that is over counts only while its row says that this replica still runs it in that attempt: what
+    others have made of it since, or its deletion, stands.
     """
     if not acknowledged:
         return []
-    rows = [state._asdict() for state in acknowledged]
-    return list(connection.scalars(_LOST, {"replica": replica, **arrays.columns(rows)}))
+    rows = arrays.fields(Acknowledged, acknowledged)
+    return list(connection.scalars(_LOST, {"replica": replica, **rows}))

@@ -1,6 +1,7 @@
-"""`Database`: the connection pool, transactions with retries, dedicated connections."""
+"""`Database`: the connection pool, transactions with retries, dedicated connections; a breaker in outages."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
@@ -11,10 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from sqlalchemy import Connection as Connection
 from sqlalchemy import Engine, create_engine, event, pool, text
-from sqlalchemy.exc import (
-    InvalidatePoolError,
-    OperationalError,
-)
+from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from engine.statistics import Distribution, Histogram
@@ -27,7 +25,6 @@ from server.store.database_errors import (
     is_read_only,
     is_unavailable,
 )
-from server.store.shared_outage import SharedOutage
 from server.store.timeout_connection import (
     REQUEST_TIMEOUTS,
     SessionSettings,
@@ -41,10 +38,8 @@ from server.store.timeout_connection import (
 log = logging.getLogger("holdfast.database")
 C = TypeVar("C")
 T = TypeVar("T")
-
 RETRY_S = 5.0
 """Seconds that a request retries while the database is unavailable."""
-
 _PAUSE_S = 0.1
 _RECENT_USE_S = 1.0
 """Seconds since its last use within which a pooled connection is not pinged at checkout."""
@@ -56,7 +51,6 @@ _REPLACEMENT_S = 1.0
 """Seconds between two replacements of all pooled connections while the database takes no writes."""
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
-
 ASYNCHRONOUS: SessionSettings = {"synchronous_commit": "off"}
 """Commits do not wait for the disk."""
 _COMMIT_SYNCHRONOUSLY = text(
@@ -78,6 +72,66 @@ class PoolStats(NamedTuple):
     same moment may be counted once."""
 
 
+class OutageContinues(OperationalError):
+    """The outage did not end before the deadline."""
+
+    def __init__(self) -> None:
+        super().__init__("connect", None, TimeoutError("the database is still away"))
+
+
+class SharedOutage:
+    """A circuit breaker: one thread probes an unavailable database, the others wait for it. Thread-safe.
+    Without it every request would wait for its own timeout, on every thread of the pool.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._down_since: float | None = None
+        self._probing = False
+
+    def report_failure(self, when: float, error: Exception | None = None) -> None:
+        """A request that began at `when` (of `monotonic`) failed."""
+        with self._changed:
+            if self._down_since is not None:
+                return
+            self._down_since = when
+        log.warning("the database does not answer: %s", first_line(error) if error else "no reason is known")
+
+    def report_success(self) -> None:
+        """The database answered."""
+        if self._down_since is None:
+            return
+        with self._changed:
+            since, self._down_since = self._down_since, None
+            self._changed.notify_all()
+        if since is not None:
+            log.warning("the database is back after %.1f s", monotonic() - since)
+
+    def deadline(self, seconds: float) -> float:
+        """The deadline of a retry that begins now: `seconds` after now, or after the outage began."""
+        since = self._down_since
+        return (monotonic() if since is None else since) + seconds
+
+    @contextmanager
+    def attempt(self, deadline: float) -> Iterator[None]:
+        """Surrounds one try. Waits while another thread probes; raises OutageContinues at the deadline."""
+        with self._changed:
+            if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
+                raise OutageContinues
+            alone = self._down_since is not None
+            self._probing = self._probing or alone
+        try:
+            yield
+        finally:
+            if alone:
+                with self._changed:
+                    self._probing = False
+                    self._changed.notify()
+
+    def _may_try(self) -> bool:
+        return self._down_since is None or not self._probing
+
+
 class Database:
     """A connection pool for handlers, and dedicated connections for threads.
 
@@ -93,19 +147,17 @@ class Database:
         pooled: bool = False,
         direct_url: str | None = None,
     ) -> None:
-        """`pool_size` is the number of threads that serve requests.
-
-        Every commit waits for the disk; without `strict`, those of dedicated connections only where they call
-        `commit_synchronously`.
-        `pooled`: the URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then,
-        if there is one.
+        """`pool_size` is the number of threads that serve requests. Every commit waits for the disk; without
+        `strict`, those of dedicated connections only where they call `commit_synchronously`. `pooled`: the
+        URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then, if there is
+        one.
         """
         self.url = url
         self.dedicated_url = direct_url or url
         self._dedicated_pooled = pooled and direct_url is None
         self._strict = strict
         self._closed = False
-        self._outage = SharedOutage()
+        self.outage = SharedOutage()
         self._pool_engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(url, "holdfast", {**synchronous(url), **REQUEST_TIMEOUTS}, pooled=pooled),
@@ -167,13 +219,13 @@ class Database:
         try:
             with engine.begin() as connection:
                 self._pool_wait.observe(monotonic() - began)
-                self._outage.report_success()
+                self.outage.report_success()
                 yield connection
         except TransientError as error:
             self._note_failure(began, error)
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
-            self._outage.report_failure(began, error)
+            self.outage.report_failure(began, error)
             raise OperationalError("begin", None, error) from error
 
     @contextmanager
@@ -187,7 +239,7 @@ class Database:
             raw = pooled.driver_connection
             assert isinstance(raw, TimeoutConnection)
             self._pool_wait.observe(monotonic() - began)
-            self._outage.report_success()
+            self.outage.report_success()
             try:
                 yield raw
             finally:
@@ -207,7 +259,7 @@ class Database:
         if is_read_only(error):
             self._note_read_only(error)
         elif is_unavailable(error):
-            self._outage.report_failure(began, error)
+            self.outage.report_failure(began, error)
         if is_disk_full(error):
             self._disk_full_at = monotonic()
 
@@ -252,10 +304,10 @@ class Database:
     def _retry(
         self, begin: Callable[[], AbstractContextManager[C]], work: Callable[[C], T], seconds: float
     ) -> T:
-        deadline = self._outage.deadline(seconds)
+        deadline = self.outage.deadline(seconds)
         while True:
             try:
-                with self._outage.attempt(deadline), begin() as connection:
+                with self.outage.attempt(deadline), begin() as connection:
                     return work(connection)
             except TransientError as error:
                 if monotonic() >= deadline or not (is_unavailable(error) or is_contention(error)):
@@ -274,11 +326,17 @@ class Database:
         return time + timedelta(seconds=monotonic() - read_at)
 
     def dedicated_connection(
-        self, name: str, *, autocommit: bool = False, limits: SessionSettings = REQUEST_TIMEOUTS
+        self,
+        name: str,
+        *,
+        autocommit: bool = False,
+        limits: SessionSettings = REQUEST_TIMEOUTS,
+        patience: float | None = None,
     ) -> Connection:
         """A connection outside the pool; the caller closes it.
 
-        `limits` are the server's timeouts, or other settings of the session. If the database is not strict,
+        `limits` are the server's timeouts, or other settings of the session; `patience` are the seconds for a
+        result, where these allow longer statements. If the database is not strict,
         its commits do not wait for the disk, unless they call `commit_synchronously`: a crash of Postgres may
         lose the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds
         statements with `begin`, which is a transaction only where a pooler is between.
@@ -292,6 +350,9 @@ class Database:
             hide_parameters=True,
         )
         connection = engine.connect()
+        if patience is not None:
+            with psycopg_connection(connection) as raw:
+                raw.timeout_seconds = patience
         if autocommit and not pooled:
             return connection.execution_options(isolation_level="AUTOCOMMIT")
         return connection

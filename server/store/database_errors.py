@@ -5,26 +5,14 @@
 from typing import Literal
 
 import psycopg
-from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    InterfaceError,
-    InternalError,
-    NoResultFound,
-    OperationalError,
-    SQLAlchemyError,
-)
+from sqlalchemy import exc
 
-DatabaseError = SQLAlchemyError
+DatabaseError = exc.SQLAlchemyError
 """Raised by store functions when Postgres is unreachable or reports an error."""
-
-TransientError = (OperationalError, InterfaceError, InternalError)
+TransientError = (exc.OperationalError, exc.InterfaceError, exc.InternalError)
 """Errors that may pass: a lost or timed out connection, a restarting server, a full disk."""
-
-AlreadyThere = IntegrityError
+AlreadyThere = exc.IntegrityError
 """A row with that key is there, or another constraint does not hold."""
-
 CommitFailure = Literal[
     "unavailable", "timed_out", "limited", "rejected", "ownership_lost", "schema_mismatch"
 ]
@@ -35,12 +23,10 @@ CommitFailure = Literal[
 already, an exception of our own code.
 `ownership_lost`: the response is not this replica's.
 `schema_mismatch`: the schema, or a right to it, is not what this release needs, whatever is written."""
-
 ReadFailure = Literal["undecodable", "passing", "environment"]
 """`undecodable`: the row's own content is at fault, and stays so.
 `passing`: this row cannot be read now, perhaps for its size; others may be.
 `environment`: a right, a column, the session or the server is at fault, whichever row is read."""
-
 _RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _UNAVAILABLE = ("08", "53", "57P", "58", "25006", "25P03")
@@ -49,7 +35,7 @@ server stops, starts or has crashed; system errors; a standby; a transaction tha
 _OF_ONE_STATEMENT = ("40", "53100", "53200", "53400", "54", "55", "57014", "25P03", "XX")
 """SQLSTATEs of reading, or how they begin, that one row may cause: rollbacks, locks and time limits;
 temporary files, memory and limits that one long history exceeds; a damaged page."""
-_DECODING_ERRORS = (DataError, psycopg.DataError, NoResultFound)
+_DECODING_ERRORS = (exc.DataError, psycopg.DataError, exc.NoResultFound)
 """Errors without an SQLSTATE that the driver raises for values, and for a row that is missing."""
 
 
@@ -117,7 +103,7 @@ def classify_read(error: Exception) -> ReadFailure:
     """The kind of an exception of reading and decoding one response's rows."""
     if isinstance(error, OSError | MemoryError | ImportError):
         return "passing"
-    if not isinstance(error, SQLAlchemyError | psycopg.Error):
+    if not isinstance(error, exc.SQLAlchemyError | psycopg.Error):
         return "undecodable"
     sqlstate = _sqlstate(error)
     if sqlstate.startswith("22") or (not sqlstate and isinstance(error, _DECODING_ERRORS)):
@@ -127,5 +113,5 @@ def classify_read(error: Exception) -> ReadFailure:
 
 def _sqlstate(error: Exception) -> str:
     """The SQLSTATE; empty for an error that did not come from the server."""
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = error.orig if isinstance(error, exc.DBAPIError) else error
     return getattr(original, "sqlstate", None) or ""

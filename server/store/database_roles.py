@@ -33,17 +33,13 @@ SERVER = "holdfast_server"
 READER = "holdfast_reader"
 TENANT_READER = "holdfast_tenant_reader"
 Role = Literal["server", "reader"]
-
 APPEND_ONLY = frozenset({"audit_trail", "key_requirement"})
 """Tables to which the server adds rows and which it never changes."""
 READ_ONLY = frozenset({"schema_compatibility"})
 """Tables that only migrations change."""
 COPIED_INTO = frozenset({"response_events_hot"})
 HIDDEN_TABLES = frozenset({"seal_keys"})
-HIDDEN_COLUMNS = {
-    "api_keys": frozenset({"digest"}),
-    "webhook_endpoints": frozenset({"secret", "old_secret"}),
-}
+HIDDEN_COLUMNS = {"api_keys": frozenset({"digest"}), "webhook_endpoints": frozenset({"secret", "old_secret"})}
 """Columns that no reader sees: with these, content and keys could be opened or guessed offline."""
 OF_NO_TENANT = frozenset({"prices"})
 """Tables without tenants that a tenant's readers see, too."""
@@ -63,8 +59,10 @@ _MOST_DEADLOCKS = 10
 """Deadlocks in a row that are repeated; the next one is raised."""
 TEMPORARY_FILES_OF_READER = "1GB"
 """`temp_file_limit` of a session in an embedded database; elsewhere a superuser may set it."""
-
 _ADMIN_VIEWS = "select viewname from pg_views where schemaname = 'admin'"
+_CREATE_TENANT_VIEW: LiteralString = (
+    "create or replace view {} with (security_barrier) as select * from {} where tenant in {}"
+)
 _READABLE = sql.SQL("(select tenant from reader_tenants where role = current_user)")
 
 
@@ -127,18 +125,16 @@ def create_user(url: str, name: str, role: Role, password: str, tenants: Sequenc
     group = SERVER if role == "server" else TENANT_READER if tenants else READER
     with _owner(url) as connection, connection.transaction():
         encrypted = _encrypted(connection, name, password)
-        options = sql.SQL("login password {} in role {}").format(encrypted, sql.Identifier(group))
-        user = sql.Identifier(name)
         try:
-            connection.execute(sql.SQL("create role {} {}").format(user, options))
+            _execute(connection, "create role {} login password {} in role {}", name, encrypted, group)
         except DuplicateObject:
             raise ConfigError(f"There is a role {name!r} already.") from None
         if role == "reader":
-            limit = sql.Literal(MAX_READER_CONNECTIONS)
-            connection.execute(sql.SQL("alter role {} connection limit {}").format(user, limit))
+            _execute(
+                connection, "alter role {} connection limit {}", name, sql.Literal(MAX_READER_CONNECTIONS)
+            )
             for setting, value in READER_SETTINGS.items():
-                change = sql.SQL("alter role {} set {} = {}").format(user, sql.SQL(setting), value)
-                connection.execute(change)
+                _execute(connection, "alter role {} set {} = {}", name, setting, sql.Literal(value))
         for tenant in tenants:
             connection.execute("insert into reader_tenants (tenant, role) values (%s, %s)", [tenant, name])
 
@@ -146,13 +142,21 @@ def create_user(url: str, name: str, role: Role, password: str, tenants: Sequenc
 def set_password(url: str, name: str, password: str) -> None:
     """Gives a user of `create_user` that password; its sessions go on."""
     with _owner(url) as connection:
-        change = sql.SQL("alter role {} password {}")
-        connection.execute(change.format(sql.Identifier(name), _encrypted(connection, name, password)))
+        _execute(connection, "alter role {} password {}", name, _encrypted(connection, name, password))
 
 
-def _encrypted(connection: psycopg.Connection, name: str, password: str) -> str:
+def _encrypted(connection: psycopg.Connection, name: str, password: str) -> sql.Literal:
     """The password as the server stores it, so that no log of statements has it."""
-    return connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
+    encrypted = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
+    return sql.Literal(encrypted.decode())
+
+
+def _execute(
+    connection: psycopg.Connection, statement: LiteralString, *parts: sql.Composable | str
+) -> psycopg.Cursor:
+    """Executes a statement with names, which are text, and other parts in its places."""
+    named = [sql.Identifier(part) if isinstance(part, str) else part for part in parts]
+    return connection.execute(sql.SQL(statement).format(*named))
 
 
 def has_user(url: str, name: str) -> bool:
@@ -168,17 +172,13 @@ def create_embedded_reader(url: str, name: str) -> None:
         create_roles(url)
     create_user(url, name, "reader", secrets.token_urlsafe(32))
     with _owner(url) as connection:
-        connection.execute(
-            sql.SQL("alter role {} set temp_file_limit = {}").format(
-                sql.Identifier(name), TEMPORARY_FILES_OF_READER
-            )
-        )
+        limit = sql.Literal(TEMPORARY_FILES_OF_READER)
+        _execute(connection, "alter role {} set temp_file_limit = {}", name, limit)
 
 
 def drop_user(url: str, name: str) -> bool:
-    """Removes the user; returns whether its sessions could be ended, too.
-
-    Raises ConfigError if `create_user` did not make it in this database.
+    """Removes the user; returns whether its sessions could be ended, too. Raises ConfigError if `create_user`
+    did not make it in this database.
     """
     if all(user.name != name for user in list_users(url)):
         raise ConfigError(f"There is no user {name!r} of this database; `holdfast db users` shows them.")
@@ -191,7 +191,7 @@ def drop_user(url: str, name: str) -> bool:
         except InsufficientPrivilege:
             ended = False
         connection.execute("delete from reader_tenants where role = %s", [name])
-        connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+        _execute(connection, "drop role {}", name)
     return ended
 
 
@@ -229,33 +229,24 @@ def _owner(url: str) -> Iterator[psycopg.Connection]:
 def _create_group(connection: psycopg.Connection, role: str) -> None:
     if connection.execute("select 1 from pg_roles where rolname = %s", [role]).rowcount == 0:
         with suppress(DuplicateObject, UniqueViolation):  # another database of the cluster was first
-            connection.execute(sql.SQL("create role {} nologin").format(sql.Identifier(role)))
-    connection.execute(sql.SQL("grant usage on schema public to {}").format(sql.Identifier(role)))
+            _execute(connection, "create role {} nologin", role)
+    _execute(connection, "grant usage on schema public to {}", role)
 
 
 def _grant(connection: psycopg.Connection, table: Table) -> None:
-    changes = sql.SQL("select, insert, update, delete")
-    if table.name in APPEND_ONLY:
-        changes = sql.SQL("select, insert")
-    elif table.name in READ_ONLY:
+    if table.name in READ_ONLY:
         changes = sql.SQL("select")
-    _grant_on(connection, changes, table.name, SERVER)
+    else:
+        changes = sql.SQL("select, insert" if table.name in APPEND_ONLY else "select, insert, update, delete")
+    _execute(connection, "grant {} on {} to {}", changes, table.name, SERVER)
     if table.name in HIDDEN_TABLES:
         return
     shown = [column.name for column in table.columns if column.name not in HIDDEN_COLUMNS.get(table.name, ())]
     names = sql.SQL(", ").join(sql.Identifier(name) for name in shown)
-    select = sql.SQL("select ({})").format(names)
-    _grant_on(connection, select, table.name, READER)
     of_a_tenant = "tenant" in table.columns and table.name not in COPIED_INTO
-    if of_a_tenant or table.name in OF_NO_TENANT:
-        _grant_on(connection, select, table.name, TENANT_READER)
-
-
-def _grant_on(
-    connection: psycopg.Connection, what: sql.Composable, table: str, role: str, schema: str = "public"
-) -> None:
-    name_in_schema = sql.Identifier(schema, table)
-    connection.execute(sql.SQL("grant {} on {} to {}").format(what, name_in_schema, sql.Identifier(role)))
+    for_tenants = of_a_tenant or table.name in OF_NO_TENANT
+    for role in (READER, TENANT_READER) if for_tenants else (READER,):
+        _execute(connection, "grant select ({}) on {} to {}", names, table.name, role)
 
 
 def _secure_rows(connection: psycopg.Connection, table: str) -> None:
@@ -266,39 +257,31 @@ def _secure_rows(connection: psycopg.Connection, table: str) -> None:
     made = connection.execute("select policyname from pg_policies where tablename = %s", [table]).fetchall()
     for role, command, condition in policies:
         if (role,) not in made:
-            connection.execute(
-                sql.SQL("create policy {0} on {1} for {2} to {0} using ({3})").format(
-                    sql.Identifier(role), sql.Identifier(table), sql.SQL(command), condition
-                )
-            )
+            policy: LiteralString = "create policy {0} on {1} for {2} to {0} using ({3})"
+            _execute(connection, policy, role, table, sql.SQL(command), condition)
     enabled = connection.execute("select relrowsecurity from pg_class where oid = %s::regclass", [table])
     if enabled.fetchone() == (False,):
-        connection.execute(sql.SQL("alter table {} enable row level security").format(sql.Identifier(table)))
+        _execute(connection, "alter table {} enable row level security", table)
 
 
 def _grant_views(connection: psycopg.Connection) -> None:
-    select = sql.SQL("select")
-    _grant_on(connection, select, "alembic_version", SERVER)
+    grant: LiteralString = "grant select on {} to {}"
+    _execute(connection, grant, "alembic_version", SERVER)
     for view in VIEWS:
         for role in (SERVER, READER):
-            _grant_on(connection, select, view, role)
+            _execute(connection, grant, view, role)
     for role in (SERVER, READER, TENANT_READER):
-        connection.execute(sql.SQL("grant usage on schema admin to {}").format(sql.Identifier(role)))
+        _execute(connection, "grant usage on schema admin to {}", role)
     for (view,) in connection.execute(_ADMIN_VIEWS).fetchall():
         for role in (SERVER, READER) if view in NOT_FOR_TENANTS else (SERVER, READER, TENANT_READER):
-            _grant_on(connection, select, view, role, schema="admin")
+            _execute(connection, grant, sql.Identifier("admin", view), role)
     for view, source in TENANT_VIEWS.items():
-        connection.execute(
-            sql.SQL(
-                "create or replace view {} with (security_barrier) as select * from {} where tenant in {}"
-            ).format(sql.Identifier(view), sql.Identifier(source), _READABLE)
-        )
-        _grant_on(connection, select, view, TENANT_READER)
+        _execute(connection, _CREATE_TENANT_VIEW, view, source, _READABLE)
+        _execute(connection, grant, view, TENANT_READER)
 
 
 def _grant_functions(connection: psycopg.Connection) -> None:
     """Functions with the owner's rights, by which a server makes and removes partitions."""
     ours = r"select oid::regprocedure::text from pg_proc where prosecdef and proname like 'holdfast\_%'"
     for (function,) in connection.execute(ours).fetchall():
-        grant = sql.SQL("grant execute on function {} to {}")
-        connection.execute(grant.format(sql.SQL(function), sql.Identifier(SERVER)))
+        _execute(connection, "grant execute on function {} to {}", sql.SQL(function), SERVER)

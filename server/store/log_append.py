@@ -1,8 +1,9 @@
-"""Appends to the event log: rows in binary COPY, the fast commit of a step, compaction of an ended log.
+"""Appends to the event log: rows in binary COPY, the fast commit of a step, folding of an ended log.
 
 A commit is fenced by a share lock on the replica's row, so a replica that was declared dead cannot append to
-a response that another has claimed. Deltas of one kind are packed into a row, written with COPY, and folded
-into one row when the response ends.
+a response that another has claimed. Deltas of one kind are packed into a row and written with COPY. The rows
+of an ended response are folded into one: a short log with the end, a long one by the retention thread, so
+that no other response waits for it.
 
 `append_and_commit` is the commit of every engine step in which no response begins or ends, in two exchanges
 with Postgres. After each exchange the thread must acquire the GIL again, so the fence and the start of COPY
@@ -18,24 +19,24 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
-from server.protocol import ids
 from server.protocol.responses.events import Event, Kind
 from server.store import arrays
 from server.store.cluster.leases import Fenced
 from server.store.commit_probe import Probe, fence_query, read_time
 from server.store.content.storage_usage import count_added
+from server.store.log_read import FOLDED_ROWS
 from server.store.timeout_connection import TimeoutConnection, psycopg_connection
 
 log = logging.getLogger("holdfast.events")
 
 CODECS = (2, 3)
-"""Formats of compacted streams. 2: a JSON array of the log's rows, with the attempt as each row's last
+"""Formats of folded streams. 2: a JSON array of the log's rows, with the attempt as each row's last
 element. 3: as 2, without what its events repeat of the request, which the SQL functions
 `holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
 
@@ -195,7 +196,11 @@ def _encode_row(row: NewLogRow) -> bytes:
     return b"".join((_BEGIN.pack(len(row), len(tenant)), tenant, numbers, body, encoded_tokens))
 
 
-_COMPACT = text(
+MAX_FOLDED_AT_END: Final = 2_000
+"""The most events that are folded in the transaction of an end, which takes some 20 ms; all streams of the
+replica wait for that transaction."""
+_KEYS: Final = "unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)"
+_FOLD = text(
     count_added(
         """
         insert into response_streams (tenant, response_id, last_seq, codec, body, size)
@@ -204,19 +209,14 @@ _COMPACT = text(
         from shortened
         returning tenant, size as bytes
         """,
-        before="""
-        ended as (
-            select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)
-        ), gone as (
-            delete from response_events_hot h using ended e
+        before=f"""
+        gone as (
+            delete from response_events_hot h using {_KEYS}
             where h.tenant = e.tenant and h.response_id = e.id
             returning h.*
         ), folded as (
             select tenant, response_id, max(first_seq + n) - 1 as last_seq, sum(n) as events,
-                '[' || string_agg(
-                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt)
-                        || ']',
-                    ',' order by first_seq) || ']' as body
+                {FOLDED_ROWS} as body
             from gone group by tenant, response_id
         ), shortened as (
             select f.*, holdfast_without_echo(f.body, r.request) as short
@@ -225,41 +225,73 @@ _COMPACT = text(
         gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
+_WITH_GAPS = text(
+    f"""
+    select array_agg(response_id) from (
+        select h.response_id from response_events_hot h
+        join {_KEYS} on h.tenant = e.tenant and h.response_id = e.id
+        group by h.tenant, h.response_id having sum(n) <> max(first_seq + n)) as g
+    """
+)
+_UNFOLDED = text(
+    """
+    select h.tenant, h.response_id from response_events_hot h
+    join responses r on r.tenant = h.tenant and r.id = h.response_id
+    where h.first_seq = 0 and r.status not in ('queued', 'in_progress') and (
+        select sum(n) = max(first_seq + n) from response_events_hot a
+        where a.tenant = h.tenant and a.response_id = h.response_id)
+    limit :limit
+    """
+)
+_LOCK_ENDED = text("select from responses where tenant = :tenant and id = :id for update skip locked")
 
 
 class LogGap(Exception):
     """Events are missing in the log of a response."""
 
 
-def compact(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """Folds an ended response's rows into one, in the caller's transaction. Raises as `compact_all` does."""
-    compact_all(connection, [(tenant, response_id)])
-
-
-def compact_all(connection: Connection, ended: Sequence[tuple[str, UUID]]) -> None:
-    """Folds the rows of each ended response into one, in the caller's transaction.
+def fold(connection: Connection, ended: Sequence[tuple[str, UUID]]) -> None:
+    """Folds the rows of each ended response, by tenant and id, into one, in the caller's transaction.
 
     Raises LogGap if numbers are missing in one of them; the transaction must then be rolled back.
     """
+    _run_without_gaps(connection, _FOLD, ended)
+
+
+def fold_short(connection: Connection, ended: Iterable[tuple[str, UUID, int]]) -> None:
+    """`fold` of the responses with at most `MAX_FOLDED_AT_END` events, the third of each triple.
+
+    The rows of the others stay for `fold_later`. Raises LogGap if numbers are missing in any of them.
+    """
+    short: list[tuple[str, UUID]] = []
+    long: list[tuple[str, UUID]] = []
+    for tenant, response_id, events in ended:
+        (short if events <= MAX_FOLDED_AT_END else long).append((tenant, response_id))
+    for statement, keys in ((_FOLD, short), (_WITH_GAPS, long)):
+        if keys:
+            _run_without_gaps(connection, statement, keys)
+
+
+def _run_without_gaps(
+    connection: Connection, statement: TextClause, ended: Sequence[tuple[str, UUID]]
+) -> None:
+    """Runs a statement that returns the responses with gaps; raises LogGap for one."""
     keys = {"tenants": [tenant for tenant, _ in ended], "ids": [response for _, response in ended]}
-    if with_gaps := connection.execute(_COMPACT, keys).scalar():
+    if with_gaps := connection.execute(statement, keys).scalar():
         raise LogGap(with_gaps[0])
 
 
-def compact_unless_gap(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """`compact`, or nothing where numbers are missing: such a log stays, for readers and the audit."""
-    if connection.execute(_HAS_GAP, {"tenant": tenant, "id": response_id}).scalar():
-        log.error("events are missing in the log of %s", ids.response_id(response_id))
-        return
-    compact(connection, tenant, response_id)
+def unfolded(connection: Connection, limit: int) -> list[tuple[str, UUID]]:
+    """Ended responses, by tenant and id, whose rows can be folded; logs with gaps stay, for the audit."""
+    return [(tenant, id_) for tenant, id_ in connection.execute(_UNFOLDED, {"limit": limit})]
 
 
-_HAS_GAP = text(
-    """
-    select sum(n) <> max(first_seq + n) from response_events_hot
-    where tenant = :tenant and response_id = :id
-    """
-)
+def fold_later(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """`fold` of one, unless it is being deleted, or folded by another replica."""
+    if connection.execute(_LOCK_ENDED, {"tenant": tenant, "id": response_id}).first() is not None:
+        fold(connection, [(tenant, response_id)])
+
+
 _NEXT = text(
     "select max(first_seq + n) from response_events_hot where tenant = :tenant and response_id = :id"
 )

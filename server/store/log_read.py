@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
+from sqlalchemy import Connection, Row, text
 
 from server.logs.context import response_fields
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind
+from server.store import arrays
 
 log = logging.getLogger("holdfast.events")
 
@@ -38,37 +39,32 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
     ]
 
 
-_HOT = text(
-    """
+_HOT = text("""
     select first_seq, kind, output_index, content_index, attempt, body from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
-    """
-)
-_HOT_AS_STREAM = text(
-    """
-    select '[' || string_agg(
+""")
+FOLDED_ROWS: Final = """
+    '[' || string_agg(
         '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt) || ']',
         ',' order by first_seq) || ']'
-    from response_events_hot where tenant = :tenant and response_id = :id
-    """
-)
+"""
+"""SQL that aggregates rows of `response_events_hot` into the JSON of a folded stream of codec 2."""
 NO_ROWS: Final = "[]"
-"""A stream without events."""
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
-"""SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
-_STREAM = text(
-    f"""
+"""SQL of a folded stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
+_FOLDED = f"""
     select {STREAM_BODY} from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = :id
-    """  # noqa: S608 - a constant of ours
-)
-_TOKENS = text(
-    """
+"""
+_ENDED = f"""
+    select coalesce(({_FOLDED}), (
+        select {FOLDED_ROWS} from response_events_hot where tenant = :tenant and response_id = :id))
+"""
+_TOKENS = text("""
     select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
     where tenant = :tenant and response_id = :id order by first_seq
-    """
-)
+""")
 
 
 def read(
@@ -83,8 +79,8 @@ def read_logged(
 ) -> list[LoggedEvent]:
     """`read` with the attempts that wrote the events.
 
-    Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
-    finds no hot rows finds the compacted stream.
+    Hot rows are read first. Folding moves them in one transaction, so a reader that finds none finds the
+    folded stream.
     """
     place = {"tenant": tenant, "id": response_id}
     rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
@@ -95,28 +91,18 @@ def read_logged(
             for event in decode_row(seq, kind, output, content, body.encode())
         ]
     else:
-        events = decode_compacted(read_compacted(connection, tenant, response_id), first)
+        events = list(CompactedStream(_read_stream(connection, _FOLDED, tenant, response_id)).read(first))
     return [logged for logged in events if logged.event.sequence_number >= first][:limit]
 
 
-def read_compacted(connection: Connection, tenant: str, response_id: UUID) -> str:
-    """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
-    packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
-    return packed if packed is not None else NO_ROWS
-
-
 def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
-    """An ended response's stream as `read_compacted` returns it, also where its log was not compacted."""
-    packed = read_compacted(connection, tenant, response_id)
-    if packed != NO_ROWS:
-        return packed
-    hot: str | None = connection.execute(_HOT_AS_STREAM, {"tenant": tenant, "id": response_id}).scalar()
-    return hot if hot is not None else NO_ROWS
+    """An ended response's stream, for `CompactedStream`, whether its rows are folded or not."""
+    return _read_stream(connection, _ENDED, tenant, response_id)
 
 
-def decode_compacted(packed: str, first: int) -> list[LoggedEvent]:
-    """The events of a compacted stream from sequence number `first` on."""
-    return list(CompactedStream(packed).read(first))
+def _read_stream(connection: Connection, query: str, tenant: str, response_id: UUID) -> str:
+    packed: str | None = connection.execute(text(query), {"tenant": tenant, "id": response_id}).scalar()
+    return packed if packed is not None else NO_ROWS
 
 
 class LogProgress(NamedTuple):
@@ -127,7 +113,6 @@ class LogProgress(NamedTuple):
     next_seq: int
     first_token_at: datetime | None
     has_gap: bool = False
-    """Numbers are missing."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -161,10 +146,22 @@ class LogRow(NamedTuple):
     body: msgspec.Raw
     attempt: int
 
+    def events(self) -> list[Event]:
+        return decode_row(self.first_seq, self.kind, self.output_index, self.content_index, bytes(self.body))
+
 
 def parse_compacted(body: str | bytes) -> list[LogRow]:
     """The rows of a compacted stream. Raises msgspec.DecodeError."""
     return decode_as(body, list[LogRow])
+
+
+LOG_COLUMNS: Final = ", ".join(LogRow._fields)
+
+
+def hot_row(row: Row[Any]) -> LogRow:
+    """A row of the table whose last columns are LOG_COLUMNS."""
+    own = LogRow(*row[-len(LogRow._fields) :])
+    return own._replace(body=msgspec.Raw(row.body.encode()))
 
 
 class CompactedStream:
@@ -184,8 +181,7 @@ class CompactedStream:
     def read(self, first: int) -> Iterator[LoggedEvent]:
         """The events from sequence number `first` on."""
         for row in self.rows(first):
-            place = (row.first_seq, row.kind, row.output_index, row.content_index)
-            for event in decode_row(*place, bytes(row.body)):
+            for event in row.events():
                 if event.sequence_number >= first:
                     yield LoggedEvent(event, row.attempt)
 
@@ -217,50 +213,39 @@ class SubscriptionUpdate:
     none if there are none from `next_seq` on or that is not known."""
 
 
-_READ_UPDATES = text(
-    """
+_READ_UPDATES = text(f"""
     select w.place, r.status,
            case when w.next_seq is null then (
                select first_seq + n from response_events_hot e
-               where e.tenant = w.tenant and e.response_id = w.id order by first_seq desc limit 1) end,
+               where e.tenant = w.tenant and e.response_id = w.response_id
+               order by first_seq desc limit 1) end,
            p.first_seq, p.kind, p.output_index, p.content_index, p.attempt, p.body,
            h.first_seq, h.kind, h.output_index, h.content_index, h.attempt, h.body
-    from unnest(:tenants, :ids, :next_seqs) with ordinality as w (tenant, id, next_seq, place)
-    left join responses r on r.tenant = w.tenant and r.id = w.id and r.deleted_at is null
+    from {arrays.unnest("w", Subscription, place=True)}
+    left join responses r on r.tenant = w.tenant and r.id = w.response_id and r.deleted_at is null
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
-        where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
+        where e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq >= w.next_seq
+          and r.status in ('queued', 'in_progress')
     ) h on true
     left join lateral (
         select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
         where h.first_seq = w.next_seq
-          and e.tenant = w.tenant and e.response_id = w.id and e.first_seq < w.next_seq
+          and e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq < w.next_seq
         order by e.first_seq desc limit 1
     ) p on true
     where h.first_seq is not null or w.next_seq is null or r.status is null
        or r.status not in ('queued', 'in_progress')
     order by w.place, h.first_seq
-    """
-).bindparams(
-    bindparam("tenants", type_=ARRAY(Text)),
-    bindparam("ids", type_=ARRAY(Uuid)),
-    bindparam("next_seqs", type_=ARRAY(Integer)),
-)
+""")
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     """Updates of these responses; running responses without new events are left out.
 
-    A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
+    A single statement sees one snapshot: all events of a running response are hot.
     """
-    rows = connection.execute(
-        _READ_UPDATES,
-        {
-            "tenants": [subscription.tenant for subscription in watched],
-            "ids": [subscription.response_id for subscription in watched],
-            "next_seqs": [subscription.next_seq for subscription in watched],
-        },
-    ).all()
+    rows = connection.execute(_READ_UPDATES, arrays.fields(Subscription, watched)).all()
     return [
         _update_of(watched[place - 1], [row[1:] for row in group])
         for place, group in groupby(rows, key=lambda row: row[0])

@@ -32,14 +32,11 @@ from server.store.database_errors import DatabaseError
 
 SessionSettings: TypeAlias = Mapping[str, str]
 """Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
-
 REQUEST_TIMEOUTS: SessionSettings = {
     "statement_timeout": "5s",
     "lock_timeout": "1s",
     "idle_in_transaction_session_timeout": "5s",
 }
-"""Timeouts of sessions that serve requests."""
-
 RECORDER_TIMEOUTS: SessionSettings = {
     "statement_timeout": "600ms",
     "lock_timeout": "250ms",
@@ -47,15 +44,11 @@ RECORDER_TIMEOUTS: SessionSettings = {
 }
 """Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
 commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
-
 _SYNCHRONOUS_COMMIT = re.compile(r"synchronous[-_]commit\s*=\s*'?(\w+)")
-
 RESPONSE_TIMEOUT_S = 6.0
 """Seconds for a result: more than `statement_timeout`, so that the server's error arrives first."""
-
 PING_TIMEOUT_S = 2.0
 """Seconds for the empty query that checks a pooled connection after a pause."""
-
 _CLIENT_KEEPALIVES = {
     "connect_timeout": "3",
     "keepalives_idle": "5",
@@ -64,7 +57,6 @@ _CLIENT_KEEPALIVES = {
     "tcp_user_timeout": "6000",
 }
 """libpq parameters for connections over TCP; the URL's own values override them."""
-
 _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
@@ -72,10 +64,8 @@ _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_user_timeout": "6000",
 }
 """Keepalives of the server's end; without them a session outlives its vanished client by hours."""
-
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """A year within `datetime`'s range, so that time zones and intervals can be added."""
-
 _T = TypeVar("_T")
 _NO_RESPONSE = "the server does not answer"
 _NOT_READY = 0

@@ -1,5 +1,7 @@
-"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which exports by OTLP over HTTP on a thread of its own. The
-SDK reads its own variables (OTEL_…). Its queue is bounded: without a collector spans are dropped.
+"""`make_tracer`: a Tracer by OpenTelemetry's SDK, which exports by OTLP over HTTP on a thread of its own.
+
+The SDK reads its own variables (OTEL_EXPORTER_OTLP_…, OTEL_TRACES_SAMPLER, OTEL_BSP_…, OTEL_SERVICE_NAME).
+Its queue is bounded: while no collector answers, spans are dropped.
 """
 
 import threading

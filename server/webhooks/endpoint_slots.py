@@ -1,9 +1,8 @@
 """`EndpointSlots`: how many events an endpoint may be sent at a time, so that slow ones delay none. Pure.
 
-An endpoint is trusted when its last attempt succeeded. Trusted endpoints may have PER_ENDPOINT attempts under
-way. All others have one, share half of the senders, and after FAILURES failures in a row wait between
-attempts, longer each time. So endpoints that hang cannot use the other half, however many there are, and one
-that is not known yet waits behind them only if it has failed before.
+An endpoint whose last attempt succeeded is trusted, with PER_ENDPOINT attempts under way. All others have
+one, share half of the senders, and after FAILURES in a row wait longer each time. So endpoints that hang
+cannot use the other half, and a new one waits only behind those that have not failed before.
 """
 
 from collections import defaultdict

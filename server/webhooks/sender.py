@@ -1,8 +1,7 @@
 """`WebhookSender`: the thread that claims due deliveries and writes their results, and the threads that send.
 
-The first one alone uses the database: a turn writes the results of ended attempts and claims as many
-deliveries as there are idle senders, in one transaction. A claim ends by itself after the longest attempt, so
-what a process that was killed had claimed is attempted again by any other.
+The first alone uses the database, for results and claims in one transaction. A claim ends by itself after the
+longest attempt, so what a killed process had claimed is attempted by another.
 """
 
 import logging
@@ -138,9 +137,7 @@ class WebhookSender:
 
     def _claim(self, connection: Connection) -> list[Claimed]:
         free = self._slots.free()
-        if not free:
-            return []
-        room = self._slots.room(outbox.due_endpoints(connection), monotonic())
+        room = self._slots.room(outbox.due_endpoints(connection), monotonic()) if free else {}
         if not room:
             return []
         lease = timedelta(seconds=self._client.seconds + LEASE_MARGIN_SECONDS)
@@ -162,17 +159,11 @@ class WebhookSender:
     def _note(self, delivery: Claimed, answer: ReceiverAnswer) -> None:
         """Draws the conclusions of an attempt, to be stored with the next turn."""
         verdict = judge(answer, delivery.attempt, self._first_pause, datetime.now(UTC), random.random)
-        self._slots.end(
-            delivery.endpoint_id,
-            monotonic(),
-            received=verdict.error is None,
-            throttle_seconds=verdict.throttle_seconds,
-        )
+        received, endpoint, throttle = verdict.error is None, delivery.endpoint_id, verdict.throttle_seconds
+        self._slots.end(endpoint, monotonic(), received=received, throttle_seconds=throttle)
         self.stats.under_way = SENDERS - self._slots.free()
-        if verdict.error is None:
-            self.stats.delivered += 1
-        else:
-            self.stats.failed += 1
+        self.stats.delivered += received
+        self.stats.failed += not received
         if verdict.is_gone:
             self._gone[delivery.endpoint_id] = delivery
         pause = timedelta(seconds=verdict.pause_seconds)
@@ -200,10 +191,7 @@ class WebhookSender:
         self.thread.wake()
 
     def keep_house(self) -> bool:
-        """Gives up what nobody wants any more and deletes what is old; returns whether nothing is left of it.
-
-        Raises DatabaseError.
-        """
+        """Gives up and deletes what nobody wants; whether nothing is left of it. Raises DatabaseError."""
         until = monotonic() + HOUSEKEEPING_TURN_SECONDS
         more = True
         while more:
@@ -220,12 +208,8 @@ class WebhookSender:
             given_up = outbox.give_up_unwanted(connection)
         for one in given_up:
             self.stats.given_up += one.deliveries
-            log.warning(
-                "%d webhooks to endpoint %s are given up: %s",
-                one.deliveries,
-                webhook_endpoint_id(one.endpoint_id),
-                one.reason,
-            )
+            endpoint = webhook_endpoint_id(one.endpoint_id)
+            log.warning("%d webhooks to endpoint %s are given up: %s", one.deliveries, endpoint, one.reason)
         return bool(given_up)
 
 

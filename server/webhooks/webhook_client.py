@@ -65,10 +65,10 @@ class WebhookClient:
         return ReceiverAnswer(result.status, result.retry_after)
 
     def send_sample(self, endpoint: StoredEndpoint, sealed: list[str], event_type: str) -> int:
-        """Sends an event of no response; returns the HTTP status of the answer.
+        """Sends an event of no response, signed with the `sealed` secrets; returns the answer's HTTP status.
 
-        `sealed` are the endpoint's secrets. Raises InvalidRequest without an answer; TooManyRequests while
-        the tenant's last sample is sent, or Overloaded.
+        Raises InvalidRequest without an answer; TooManyRequests while the tenant's last is sent, or
+        Overloaded.
         """
         with self._samples.hold(endpoint.tenant):
             answer = self.attempt(_sample(endpoint, sealed, event_type))

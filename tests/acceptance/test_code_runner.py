@@ -24,7 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 from tests.support.server_process import MODEL, REPOSITORY, free_port
 from tests.support.sse import create, replay
-from tool_servers.runner import processes
+from tool_servers.runner.sandbox import process_tree
 
 T = TypeVar("T")
 OPTIONS = ["--seconds", "6", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
@@ -239,7 +239,7 @@ def test_response_that_uses_mcp_and_code_is_finished_though_its_server_is_killed
             seen.append(frame)
             if [one.event for one in seen].count("response.code_interpreter_call.interpreting") == 2:
                 break
-        eventually(lambda: "sleep" in names(processes.process_tree(runner.process.pid)))
+        eventually(lambda: "sleep" in names(process_tree(runner.process.pid)))
         server.restart()
     with replay(server.url, seen[0].json["response"]["id"]) as stream:
         frames = list(stream)
@@ -276,7 +276,7 @@ def test_a_runner_that_is_killed_takes_its_sandboxes_along() -> None:
     need_sandboxes()
     runner = Runner()
     runner.says("import subprocess; p = subprocess.Popen(['sleep', '99'])", "one")
-    family = processes.process_tree(runner.process.pid)
+    family = process_tree(runner.process.pid)
     assert len(family) >= 4
     runner.process.send_signal(signal.SIGKILL)
     runner.process.wait()

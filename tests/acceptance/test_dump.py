@@ -9,7 +9,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from server.embedded_postgres import dumps
 from server.embedded_postgres.dumps import is_in_use
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.cluster import installation
@@ -103,12 +102,9 @@ def test_a_session_that_just_ends_is_no_use_of_a_database(empty_database_url: st
         end.join()
 
 
-def test_an_open_session_is_a_use_of_a_database(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dumps, "_CLOSING_S", 0.1)
+def test_an_open_session_is_a_use_of_a_database(empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url):
-        assert is_in_use(empty_database_url)
+        assert is_in_use(empty_database_url, closing_s=0.1)
 
 
 def move_schema(url: str, revision: str) -> str:

@@ -8,7 +8,7 @@ import httpx
 import psycopg
 
 from server.store.administration.operator_tables import ALL_TABLES
-from server.store.erasure.tenant_rows import WAYS
+from server.store.erasure.tenant_rows import EMPTIED
 from tests.acceptance.test_administration import administer
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import PACED, StartServer
@@ -43,9 +43,9 @@ def erase(database_url: str, *flags: str, code: int = 0) -> str:
     return ran.stdout if code == 0 else ran.stderr
 
 
-def test_every_table_with_a_tenant_is_named_with_what_an_erasure_does_to_it() -> None:
+def test_every_table_with_a_tenant_is_named_with_its_turn_in_an_erasure() -> None:
     with_tenant = {table.name for table in ALL_TABLES.tables.values() if "tenant" in table.columns}
-    assert set(WAYS) >= with_tenant, "say in WAYS how an erasure empties it"
+    assert set(EMPTIED) >= with_tenant, "say in EMPTIED when an erasure empties it"
 
 
 def test_nothing_of_an_erased_tenant_is_left_and_another_is_as_it_was(

@@ -80,7 +80,7 @@ class Owner:
             ended = "update responses set status = 'completed', replica_id = null, finished_at = now()"
             connection.exec_driver_sql(f"{ended} where id = %s", (self.response,))
             if folded:
-                log_append.compact(connection, "default", self.response)
+                log_append.fold(connection, [("default", self.response)])
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """Ctrl-C or SIGTERM before the server is ready ends it without a traceback, and nothing is left behind."""
 
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from server.process import interrupts
 from tests.support.embedded_process import is_running
 from tests.support.rounds import faults_only
 from tests.support.server_process import PATIENCE_S, REPOSITORY, environment
@@ -106,49 +103,52 @@ def test_sigterm_before_the_server_is_ready_stops_it_as_one_afterwards_does(data
         assert connection.execute("select state from replicas").fetchall() == [("stopped",)]
 
 
-class Left(BaseException):
-    """The process would have exited."""
+def interrupted(program: str) -> tuple[int, str]:
+    """The exit code and the output of a process that handles SIGINT as a command does."""
+    begin = (
+        "import signal\nfrom server.process import interrupts\n"
+        "interrupts.exit_on_interrupt()\nmore = lambda: signal.raise_signal(signal.SIGINT)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", begin + textwrap.dedent(program)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.stderr == ""
+    return ended.returncode, ended.stdout
 
 
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SIGINT is handled as in a command; leaving the process is an exception."""
-
-    def leave(code: int) -> None:
-        raise Left(code)
-
-    monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(interrupts._State, "seen", False)
-    monkeypatch.setattr(interrupts._State, "terminated", False)
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    interrupts.exit_on_interrupt()
-    monkeypatch.setattr(interrupts._State, "act", interrupts._State.act)
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("exits")
 def test_an_interrupt_that_a_library_swallowed_is_raised_before_the_model_is_loaded() -> None:
-    interrupts.raise_on_interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts.close_on_interrupt(lambda: None):
-        pytest.fail("the model must not be loaded")
+    assert interrupted("""
+        interrupts.raise_on_interrupt()
+        try:
+            more()
+        except KeyboardInterrupt:
+            print("raised in a library", flush=True)
+        try:
+            with interrupts.close_on_interrupt(lambda: None):
+                print("the model is loaded")
+        except KeyboardInterrupt:
+            print("raised again", flush=True)
+    """) == (0, "raised in a library\nraised again\n")
 
 
-@pytest.mark.usefixtures("exits")
 def test_an_interrupt_closes_what_is_open_and_leaves_while_a_library_works() -> None:
-    closed: list[str] = []
-    with pytest.raises(Left, match="130"), interrupts.close_on_interrupt(lambda: closed.append("database")):
-        signal.raise_signal(signal.SIGINT)
-    assert closed == ["database"]
+    assert interrupted("""
+        with interrupts.close_on_interrupt(lambda: print("the database is closed")):
+            more()
+            print("the library goes on")
+    """) == (130, "the database is closed\n")
 
 
-@pytest.mark.usefixtures("exits")
 def test_an_interrupt_after_the_model_is_loaded_is_noted_and_disturbs_nothing() -> None:
-    with interrupts.close_on_interrupt(lambda: None):
-        pass
-    assert not interrupts.was_interrupted()
-    signal.raise_signal(signal.SIGINT)
-    assert interrupts.was_interrupted()
+    assert interrupted("""
+        with interrupts.close_on_interrupt(lambda: None):
+            pass
+        print(interrupts.was_interrupted())
+        more()
+        print(interrupts.was_interrupted())
+    """) == (0, "False\nTrue\n")

@@ -82,7 +82,7 @@ PLAIN = (
 
 
 def test_a_template_says_what_it_can_write(start_server: StartServer, connect: Connect) -> None:
-    """This one knows documents, and neither tools nor a system message, which its users say instead."""
+    """This one knows documents, and neither a system message nor tools, which its users' messages say."""
     server = start_server(
         engine="scripted", model=with_template(folder_of("hermes"), PLAIN), model_name="plain"
     )
@@ -97,9 +97,8 @@ def test_a_template_says_what_it_can_write(start_server: StartServer, connect: C
         tool: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
         if api == "chat":
             tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-        with pytest.raises(openai.BadRequestError, match="cannot write tools") as refused:
-            say(client, api, ("user", ASK), model="plain", tools=[tool])
-        assert refused.value.param == "tools"
+        _, told = say(client, api, ("user", ASK), model="plain", tools=[tool])
+        assert told > bare
 
 
 BRIEF = """{%- for message in messages -%}

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from server.store import database_roles
-from server.store.schema import text_search
+from server.store.schema import concurrent_indexes
 from tests.fix_server import SCRIPTED
 from tests.support.eventually import eventually
 from tests.support.invariants import check
@@ -52,7 +52,7 @@ def test_items_are_found_by_their_words(database_url: str, indexed: bool) -> Non
 
 
 def test_no_item_is_refused_for_its_words(database_url: str) -> None:
-    text_search.turn_on(database_url)
+    concurrent_indexes.index_words(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         for number, awkward in enumerate(AWKWARD):
             content = [{"type": "input_text", "text": awkward}]
@@ -70,24 +70,25 @@ def has_index(url: str) -> bool:
     """Whether the index is there and whole."""
     with psycopg.connect(url) as connection:
         row = connection.execute(
-            "select indisvalid from pg_index where indexrelid = to_regclass(%s)", [text_search.INDEX]
+            "select indisvalid from pg_index where indexrelid = to_regclass(%s)",
+            [concurrent_indexes.WORDS_INDEX],
         ).fetchone()
     return row == (True,)
 
 
 def test_the_index_is_made_again_and_dropped_again(database_url: str) -> None:
-    for turn, state in ((text_search.turn_on, True), (text_search.turn_off, False)):
+    for turn, state in ((concurrent_indexes.index_words, True), (concurrent_indexes.drop_words, False)):
         for _ in range(2):
             turn(database_url)
             assert has_index(database_url) is state
 
 
-@pytest.mark.parametrize("turn", [text_search.turn_on, text_search.turn_off])
+@pytest.mark.parametrize("turn", [concurrent_indexes.index_words, concurrent_indexes.drop_words])
 def test_nobody_queues_for_long_behind_a_turn_that_waits(
     database_url: str, turn: Callable[[str], None]
 ) -> None:
-    if turn is text_search.turn_off:
-        text_search.turn_on(database_url)
+    if turn is concurrent_indexes.drop_words:
+        concurrent_indexes.index_words(database_url)
     with (
         psycopg.connect(database_url) as long,
         psycopg.connect(database_url, autocommit=True) as other,
@@ -102,4 +103,4 @@ def test_nobody_queues_for_long_behind_a_turn_that_waits(
         finally:
             long.commit()
         turned.result(60)
-    assert has_index(database_url) is (turn is text_search.turn_on)
+    assert has_index(database_url) is (turn is concurrent_indexes.index_words)

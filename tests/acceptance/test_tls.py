@@ -14,7 +14,6 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from server.http.asgi import tls
 from server.http.asgi.tls import ServerCertificate
 from tests.fix_server import SCRIPTED
 from tests.support.certificates import Authority
@@ -95,14 +94,11 @@ def test_clients_that_never_shake_hands_keep_nobody_out(secured: Secured) -> Non
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["a pair", "not a pair"])
-def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
-    monkeypatch.setattr(tls, "CHECKED_S", 0.0)
+def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(tmp_path: Path, broken: bool) -> None:
     authority = Authority()
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
     first = authority.write(certificate, key)
-    served = ServerCertificate(certificate, key)
+    served = ServerCertificate(certificate, key, checked_s=0.0)
     assert _serial(served, authority) == first
     second = authority.write(certificate, tmp_path / "other.key" if broken else key)
     os.utime(certificate, ns=(1, 1))

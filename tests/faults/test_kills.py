@@ -139,7 +139,8 @@ SAMPLING: list[Body] = [
 def test_limits_on_what_may_be_sampled_hold_across_the_tokens_that_a_killed_server_left(
     start_server: StartServer, kills: int, tally: Tally
 ) -> None:
-    server = start_server(engine="model", torch_threads=1, max_deaths=1000)
+    # In bfloat16 two tokens are often as likely as each other, and the shape of the batch decides.
+    server = start_server(engine="model", torch_threads=1, dtype="float32", max_deaths=1000)
     choose = random.Random(kills)
 
     def make(number: int) -> Body:

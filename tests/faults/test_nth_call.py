@@ -4,7 +4,7 @@ As SQLite tests itself: the n-th exchange with the database is lost, for every n
 was made and once after. Whatever the point, the request is answered and everything produces.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -84,12 +84,32 @@ class Exchanges:
         raise psycopg.OperationalError("the connection is lost")
 
 
+class PickyEngine(ScriptedEngine):
+    """Notes what it takes, and raises `error` for the requests whose numbers `refuses` has."""
+
+    error: Exception = RuntimeError()
+    refuses: Collection[int] = ()
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.asked = 0
+        self.taken: list[str] = []
+
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        self.asked += 1
+        if self.asked in self.refuses:
+            raise self.error
+        request = request.request if isinstance(request, CheckedRequest) else request
+        super().submit(request)
+        self.taken.append(request.request_id)
+
+
 @dataclass
 class Server:
     """Everything of a server but HTTP; what its own threads would do in time is done by `serve`."""
 
     bench: Bench
-    engine: ScriptedEngine
+    engine: PickyEngine
     told: list[Outbound]
     admission: Admission
     claimer: Claimer
@@ -128,7 +148,6 @@ class Server:
 @contextmanager
 def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
     told: list[Outbound] = []
-    taken: list[str] = []
     with recording(url) as bench:
 
         def deliver(messages: Any, /) -> None:
@@ -141,15 +160,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             vocab_size=0x110000,
             script=Script(length=100, fault=fault),
         )
-        engine = ScriptedEngine(script, deliver)
-        submit = engine.submit
-
-        def take(request: EngineRequest | CheckedRequest) -> None:
-            request = request.request if isinstance(request, CheckedRequest) else request
-            submit(request)
-            taken.append(request.request_id)
-
-        engine.submit = take  # type: ignore[method-assign]
+        engine = PickyEngine(script, deliver)
         served = LoadedModel(name="model", engine=engine, model_format=SpelledFormat())
         tool_loop = ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver)
         at = (bench.database, bench.replica)
@@ -171,7 +182,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         listener = BeatsHere(admission, engine)
         heartbeat = Heartbeat(*at, bench.recorder, bench.hub, unread, listener, lease_seconds=10)
         try:
-            yield Server(bench, engine, told, admission, claimer, heartbeat, taken)
+            yield Server(bench, engine, told, admission, claimer, heartbeat, engine.taken)
         finally:
             engine.close(drain=False)
 

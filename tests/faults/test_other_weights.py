@@ -18,7 +18,8 @@ from tests.support.rounds import rounds
 from tests.support.server_process import MODEL, ServerProcess
 
 RESPONSES = 8
-ENGINE: dict[str, object] = {"engine": "model", "device": "cpu", "torch_threads": 1}
+ENGINE: dict[str, object] = {"engine": "model", "device": "cpu", "torch_threads": 1, "dtype": "float32"}
+"""Where it has the instructions, a CPU computes in bfloat16, in which texts depend on the batch."""
 
 
 def other_model(folder: Path) -> Path:

@@ -96,4 +96,7 @@ def in_transaction(database: Database, work: Callable[[Connection], T]) -> T:
 
 def claim(connection: Connection, me: UUID) -> list[UUID]:
     leases.fence(connection, me)
-    return [one.id for one in claims.claim_waiting(connection, me, models=["model"], full=(), limit=LEFT)]
+    return [
+        one.id
+        for one in claims.claim_waiting(connection, me, models=["model"], full=(), most_deaths=3, limit=LEFT)
+    ]

@@ -25,10 +25,10 @@ BESIDE = 32
 PAUSE_S = 1.0
 """What a locked row may add to the longest pause of any stream beside it."""
 QUIET_S = 3.0
-LOCKED_S = 3.5
-"""The response ends after 2 s, and its end is tried for 3 s."""
-LONG_S = 8.0
-"""Longer than a locked response is retried before it is given up."""
+LOCKED_S = 8.0
+"""The response ends after 2 s, and its end is tried for 19 s."""
+LONG_S = 26.0
+"""Longer than the end of a locked response is tried."""
 PACE = {"scripted_tokens": 5000, "scripted_step_seconds": 0.02}
 
 

@@ -141,7 +141,8 @@ def test_streams_that_only_wait_cost_no_thread_and_little_else(
 ) -> None:
     settings = {"scripted_step_seconds": 20, "max_running": 1, "max_queued": 2000, "hang_seconds": 100}
     settings["lease_seconds"] = 10  # as by default
-    server, other = start_server(**settings), start_server(**settings)
+    # One that is forked has memory of what its parent has imported for others.
+    server, other = (start_server(module=("server",), **settings) for _ in range(2))
     first = RawClient(server, "/responses", {**HELLO, "stream": True})
     first.read_events(2)
     before = resident_bytes(server), resident_bytes(other)

@@ -151,11 +151,10 @@ def _obey(postgres: EmbeddedPostgres, command: bytes) -> None:
 
 
 def _say(postgres: EmbeddedPostgres) -> None:
-    watcher = postgres._watcher
     report = Report(
         url=postgres.url,
         is_owner=postgres.is_owner,
-        watcher=watcher.pid if watcher is not None else 0,
+        watcher=postgres.watcher.pid if postgres.watcher else 0,
     )
     sys.stdout.write(json.dumps(report.__dict__) + "\n")
     sys.stdout.flush()

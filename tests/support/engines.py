@@ -11,20 +11,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import fields as dc_fields
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from engine.config import EngineConfig
 from engine.core.local_engine import LocalEngine, load
-from engine.request import EngineRequest, Failed, Finished, OnEngineDeath, Outbound, SamplingParams, Tokens
+from engine.request import (
+    EngineRequest,
+    Failed,
+    Finished,
+    OnEngineDeath,
+    Outbound,
+    RequestRefused,
+    SamplingParams,
+    Tokens,
+)
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
+
+if TYPE_CHECKING:
+    from engine.attention.selection import AttentionChoice
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting for what must come; never a time that a test needs."""
 
 VOCABULARY = 97
 """Token ids of all models here."""
+_ASKED = count()
 
 
 @dataclass(frozen=True)
@@ -171,6 +187,38 @@ def start_scripted(
     listener = Listener()
     config = ScriptedConfig(**{**defaults, **settings})
     return Bench(ScriptedEngine(config, listener, scripts, on_dead), listener)
+
+
+def start_scripted_with_thread(**settings: Any) -> tuple[Bench, threading.Thread]:
+    """The scripted engine and the thread that computes its steps."""
+    before = set(threading.enumerate())
+    bench = start_scripted(**settings)
+    (thread,) = (new for new in set(threading.enumerate()) - before if new.name == "holdfast-engine")
+    return bench, thread
+
+
+def is_closed(bench: Bench) -> bool:
+    """Whether the engine takes no request any more; one that still does gets a short one."""
+    try:
+        bench.engine.submit(make_request(f"asked {next(_ASKED)}", make_prompt(2), 1))
+    except RequestRefused as refused:
+        return refused.reason == "closed"
+    return False
+
+
+def attend_with(monkeypatch: pytest.MonkeyPatch, choice: "AttentionChoice") -> None:
+    """Has engines that are started from now on attend in this way, whatever their device has."""
+    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+
+
+def forget_tokens_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a step that begins before the last one's tokens are read compute without them."""
+    monkeypatch.setattr("engine.runner.model_runner.ModelRunner._fill_in_device_tokens", lambda *_args: None)
+
+
+def pipeline_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whatever the device."""
+    monkeypatch.setattr("engine.runner.model_runner.is_pipelined", lambda _config, _device: True)
 
 
 def start_model(model: Path, **settings: Any) -> Bench:

@@ -28,10 +28,10 @@ from typing import Any, Protocol
 REPOSITORY = Path(__file__).parents[2]
 SERVER_MODULES = (
     "server.cli.entry_point",
-    *(f"server.cli.{name}" for name in ("audit", "database", "doctor", "erase", "keys", "prices", "prompts")),
+    *(f"server.cli.{name}" for name in ("audit", "database", "doctor", "keys", "prices", "prompts", "trail")),
     *(
         f"server.cli.{name}"
-        for name in ("tenants", "trail", "transfer", "webhooks", "db.backup", "db.schema")
+        for name in ("tenant_data", "tenants", "trail", "webhooks", "db.backup", "db.schema")
     ),
     "server.process.open_database",
     "server.process.serve",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.remote import answer_reader, discovery, http_client
+from engine.remote import discovery, http_client
 from server.configuration.settings import settings
 from server.console import console_request, item_view, routes, session_cookie, sql_reader, timeline
 from server.console.pages import compare, run_again
@@ -11,7 +11,7 @@ from server.console.pages import response_events as events_page
 from server.console.pages import usage as usage_page
 from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
-from server.http.handlers import administration_data
+from server.http.handlers import administration
 from server.input_images import image_reader
 from server.limits import tenant_limits
 from server.maintenance import erasure, import_lines
@@ -75,13 +75,13 @@ def tables() -> Mapping[str, Rows]:
     return {
         "Bodies and history": {
             "bodies without a valid key, or to an unknown address, being dropped": (
-                f"{request_body._LINGER_S:g} s"
+                f"{request_body.LINGER_S:g} s"
             ),
-            "connections beyond `--max-connections`, for health checks and refusals": f"{listener._SPARE}",
+            "connections beyond `--max-connections`, for health checks and refusals": f"{listener.SPARE}",
             "TLS handshake": f"{tls.HANDSHAKE_SECONDS:g} s",
             "stored items of a WebSocket's unstored response": f"count {tenant_limits.DECODED_FACTOR}-fold",
-            "form that signs in to the console": f"{size(routes._MAX_UNUSED_BODY_BYTES)}, "
-            f"{routes._SIGN_IN_SECONDS:g} s",
+            "form that signs in to the console": f"{size(routes.MAX_UNUSED_BODY_BYTES)}, "
+            f"{routes.SIGN_IN_SECONDS:g} s",
             "read pictures in the cache": size(image_reader.CACHE_BYTES),
             "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
         },
@@ -91,15 +91,15 @@ def tables() -> Mapping[str, Rows]:
             "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
             "`other`",
             "connections of the metrics listener": (
-                f"{listener.metrics_connection_limit(None, listener._MAX_FILES):,}, "
-                f"at most a quarter of the files that may be open; {listener._SPARE} more"
+                f"{listener.metrics_connection_limit(None, listener.MAX_FILES):,}, "
+                f"at most a quarter of the files that may be open; {listener.SPARE} more"
             ),
             "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
             f"{size(image_removal.MAX_BATCH_BYTES)}",
-            "one request of an erasure": f"about {administration_data.ERASE_SECONDS:g} s",
+            "one request of an erasure": f"about {administration.ERASE_SECONDS:g} s",
             "rows that one of its transactions deletes": f"{erasure.MAX_BATCH}",
             "line of an import; pictures of one item of it": f"{size(import_lines.MAX_LINE)}; "
-            f"{import_lines._MAX_PICTURES:,}",
+            f"{import_lines.MAX_PICTURES:,}",
         },
         **_outside(),
         **_console(),
@@ -133,7 +133,7 @@ def _outside() -> Mapping[str, Rows]:
             "URLs; characters of one; their file": f"{discovery.MAX_URLS}; {discovery.MAX_URL:,}; "
             f"{size(discovery.MAX_FILE_BYTES)}",
             "sent without a token; tokens of one event; answer to a probe": (
-                f"{size(answer_reader.EVENT_BYTES)}; {answer_reader.TOKENS_PER_CHUNK:,}; "
+                f"{size(http_client.EVENT_BYTES)}; {http_client.TOKENS_PER_CHUNK:,}; "
                 f"{size(http_client.PROBE_BYTES)}"
             ),
             "silence to a call that has begun, or to all calls of a server": default("hang_seconds", "s"),

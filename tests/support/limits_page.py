@@ -38,7 +38,7 @@ from tests.support.limits_inside import Rows, default, flag, size, table
 from tool_servers.browser import mcp_server as browser
 from tool_servers.runner import __main__ as runner
 
-_CHARACTERS = request_validation._MAX_CHARACTERS
+_CHARACTERS = request_validation.MAX_CHARACTERS
 
 
 def _longest(annotated: object) -> int:
@@ -64,7 +64,7 @@ def _input() -> Mapping[str, Rows]:
             "lists and objects in it": f"{decode.MAX_STRINGS:,}",
             "numbers with a fraction or an exponent": f"{decode.MAX_DECIMALS:,}",
             "digits in a row": f"{decode.MAX_DIGITS}",
-            "arguments of a call in the input": f"{template_messages._MAX_ARGUMENTS:,} characters",
+            "arguments of a call in the input": f"{template_messages.MAX_ARGUMENTS:,} characters",
             "`user`": f"{_CHARACTERS['user']} characters",
             "`safety_identifier`": f"{_CHARACTERS['safety_identifier']} characters",
             "`service_tier`": f"{_CHARACTERS['service_tier']} characters",

@@ -6,6 +6,7 @@ nothing after the end.
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -13,9 +14,6 @@ import msgspec
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store import log_read
 from server.store.commit_probe import Acknowledged, Probe
-from server.store.content.responses import (
-    ResponseKey,
-)
 from server.store.database_errors import AlreadyThere
 from server.store.log_append import NewLogRow
 from server.store.log_read import LoggedEvent, LogProgress, Subscription, SubscriptionUpdate
@@ -98,30 +96,21 @@ def _is_lost(at: Memory, replica: UUID, state: Acknowledged) -> bool:
     return state.next_seq > next_seq(at, state.tenant, state.response_id)
 
 
-def compact(at: Memory, tenant: str, response_id: UUID) -> None:
-    row = at.rows[response_id]
-    at.uses("log")
-    row.folded = True
-    at.wrote(lambda: setattr(row, "folded", False))
-
-
-def compact_unless_gap(at: Memory, tenant: str, response_id: UUID) -> None:
-    """`append` lets no gap into a log."""
-    compact(at, tenant, response_id)
-
-
-def compact_all(at: Memory, ended: Sequence[ResponseKey]) -> None:
-    for key in ended:
-        compact(at, *key)
+def fold_short(at: Memory, ended: Iterable[tuple[str, UUID, int]]) -> None:
+    for _, response_id, _ in ended:
+        row = at.rows[response_id]
+        at.uses("log")
+        row.folded = True
+        at.wrote(partial(setattr, row, "folded", False))
 
 
 def read_log(
     at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[LoggedEvent]:
-    return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
+    return list(log_read.CompactedStream(read_ended(at, tenant, response_id)).read(first))[:limit]
 
 
-def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
+def read_ended(at: Memory, tenant: str, response_id: UUID) -> str:
     at.uses("log")
     row = at.rows.get(response_id)
     rows = [] if row is None or (row.deleted and row.folded) else row.log

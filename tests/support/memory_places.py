@@ -44,16 +44,14 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     },
     log_append: {
         "append": memory_log.append,
-        "compact": memory_log.compact,
-        "compact_all": memory_log.compact_all,
-        "compact_unless_gap": memory_log.compact_unless_gap,
+        "fold_short": memory_log.fold_short,
         "next_seq": memory_log.next_seq,
         "is_logged": memory_log.is_logged,
         "delete_orphaned_log": memory_log.delete_orphaned_log,
     },
     log_read: {
         "read_logged": memory_log.read_log,
-        "read_compacted": memory_log.read_compacted,
+        "read_ended": memory_log.read_ended,
         "read_progress": memory_log.read_progress,
         "read_updates": memory_log.read_updates,
     },

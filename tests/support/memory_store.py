@@ -107,9 +107,12 @@ def claim_to_end(at: Memory, me: UUID, *, most_deaths: int, limit: int) -> list[
 
 
 def claim_waiting(
-    at: Memory, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+    at: Memory, me: UUID, *, models: Sequence[str], full: Collection[str], most_deaths: int, limit: int
 ) -> list[StoredResponse]:
-    return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
+    def which(one: StoredResponse) -> bool:
+        return one.background and one.deaths < most_deaths and one.model in models and one.tenant not in full
+
+    return _take(at, me, which, limit)
 
 
 def release(

@@ -31,7 +31,7 @@ class OtlpCollector:
         self.spans: list[CollectedSpan] = []
         self.silent = threading.Event()
         """Set: it takes connections and answers nothing."""
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,10 +39,10 @@ class OtlpCollector:
 
             def do_POST(self) -> None:
                 if collector.silent.is_set():
-                    collector._ended.wait(600)
+                    collector.ended.wait(600)
                     return
                 body = self.rfile.read(int(self.headers["content-length"]))
-                collector._take(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
+                collector.take(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
                 self.send_response(200)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", "0")
@@ -60,11 +60,11 @@ class OtlpCollector:
         return [span for span in list(self.spans) if span.name == name]
 
     def close(self) -> None:
-        self._ended.set()
+        self.ended.set()
         self._server.shutdown()
         self._server.server_close()
 
-    def _take(self, body: bytes) -> None:
+    def take(self, body: bytes) -> None:
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _values(group.resource.attributes)
             for scope in group.scope_spans:

@@ -7,6 +7,7 @@ from engine.config import SchedulerLimits
 from engine.request import FinishReason
 from engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
+from tests.support.contents import entries
 from tests.support.engines import make_prompt, make_request
 
 
@@ -50,6 +51,12 @@ class Play:
         """Steps until nothing is left."""
         while not self.scheduler.idle:
             self.step()
+
+    def held(self) -> int:
+        """Entries that the scheduler has of requests, but for its blocks and what its runner takes."""
+        self.scheduler.admitted.clear()
+        self.scheduler.dirty.clear()
+        return entries(self.scheduler) - entries(self.scheduler.pool)
 
     def end(self, sequence: TokenSequence, reason: FinishReason) -> None:
         assert sequence.request.request_id not in self.ended, "a request ended twice"

@@ -22,8 +22,8 @@ def digests(name: str, blocks: int = 4) -> list[bytes]:
     return chain
 
 
-def router_of(count: int, *, jitter: float = 1.0) -> Router:
-    router = Router(jitter=lambda: jitter)
+def router_of(count: int, *, jitter: float = 1.0, **limits: int) -> Router:
+    router = Router(jitter=lambda: jitter, **limits)
     router.set_urls([f"http://e{number}:8000" for number in range(count)])
     for server in router.needs_probe(0):
         router.probed(server, MODEL, None, 0)

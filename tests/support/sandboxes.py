@@ -4,8 +4,7 @@ from functools import cache
 
 import pytest
 
-from tool_servers.runner.bubblewrap import SandboxLimits
-from tool_servers.runner.sandbox import CannotRun, check_sandbox, find_python
+from tool_servers.runner.sandbox import CannotRun, SandboxLimits, check_sandbox, find_python
 
 
 @cache

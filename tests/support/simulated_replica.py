@@ -14,6 +14,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
+from server.recording.committer import CommitLimits
 from server.recording.inbox_messages import ReleaseRuns, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -59,12 +60,15 @@ class Replica:
             self.hub,
             self,
             clock=lambda: world.memory.seconds,
+            limits=CommitLimits(recent_bytes=0) if world.faults.retains_nothing else None,
         )
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
         served = LoadedModel(name="model", engine=self.engine, model_format=MODEL_FORMAT)  # type: ignore[arg-type]
         tool_loop = ToolLoop(self.engine, McpServers(RegisteredServers(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
-        unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
+        unread = Abandonment(
+            is_unread=self.hub.is_unread, cancel=tool_loop.cancel, clock=lambda: world.memory.seconds
+        )
         self.taker = Claimer(*at, served, self.recorder, tool_loop, max_running=4, max_deaths=3)
         self.admission = Admission(
             served,

@@ -28,7 +28,7 @@ from server.errors import ApiError
 from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.recording import committer, persist, recent_commits, recorder
+from server.recording import committer, persist, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -327,9 +327,7 @@ def simulated() -> Iterator[Callable[[int], World]]:
     def run(seed: int) -> World:
         world = World(seed)
         now[:] = [world]
-        most_bytes = 0 if world.faults.retains_nothing else recent_commits.MAX_BYTES
-        with mock.patch.object(recent_commits, "MAX_BYTES", most_bytes):
-            world.run()
+        world.run()
         return world
 
     asyncio_of_hub = mock.Mock(Event=asyncio.Event, get_running_loop=running_loop)
@@ -337,7 +335,6 @@ def simulated() -> Iterator[Callable[[int], World]]:
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
         mock.patch.object(committer, "sleep", sleep),
         mock.patch.object(claimer, "monotonic", seconds),
-        mock.patch.object(hub, "monotonic", seconds),
         mock.patch.object(prepare_runs, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)

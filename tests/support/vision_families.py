@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from engine.request import EngineRequest, PromptImage
-from engine.vision.image_processor import ImageProcessor
+from engine.vision import ImageProcessor
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.vision_models import IMAGE_TOKEN, save_random_vision_model
 

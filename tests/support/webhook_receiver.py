@@ -68,7 +68,7 @@ class WebhookReceiver:
                 size = int(self.headers["content-length"])
                 body = self.rfile.read(size)
                 if len(body) == size:  # else the sender died while it was sending
-                    receiver._arrived(self, Arrival(self.path, dict(self.headers.items()), body))
+                    receiver.arrived(self, Arrival(self.path, dict(self.headers.items()), body))
 
             def log_message(self, *_: object) -> None: ...
 
@@ -86,7 +86,7 @@ class WebhookReceiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    def _arrived(self, handler: BaseHTTPRequestHandler, arrival: Arrival) -> None:
+    def arrived(self, handler: BaseHTTPRequestHandler, arrival: Arrival) -> None:
         with self._lock:
             self.arrivals.all.append(arrival)
         try:

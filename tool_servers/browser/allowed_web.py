@@ -45,7 +45,6 @@ class AllowedSite:
     port: int | None = None
     """None for the scheme's default."""
     allows_http: bool = False
-    """Whether http is allowed beside https."""
 
     def matches(self, host: str, scheme: str, port: int) -> bool:
         if scheme == "http" and not self.allows_http:
@@ -78,8 +77,7 @@ class AllowedWeb:
     def check_addresses(self, host: str, resolved: Sequence[str]) -> list[Address]:
         """The addresses of a host, parsed. Raises ForbiddenUrl unless there is one and all are allowed.
 
-        The error is the same for a name that does not exist and for an internal one, so that internal names
-        cannot be probed.
+        The error is the same for a name that does not exist, so that internal names cannot be probed.
         """
         try:
             addresses = [ip_address(text) for text in resolved]
@@ -97,10 +95,7 @@ class AllowedWeb:
 
 
 def read_allowed(text: str) -> AllowedWeb:
-    """Parse a comma-separated list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
-
-    Raises ValueError.
-    """
+    """Parse hosts, `host:port`, `http://host`, `*.host`, `*`, networks, with commas. Raises ValueError."""
     hosts: list[AllowedSite] = []
     networks: list[Network] = []
     for part in filter(None, map(str.strip, text.split(","))):

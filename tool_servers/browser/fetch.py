@@ -37,8 +37,6 @@ class PageUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """The answer to a GET."""
-
     url: str
     """After redirects."""
     status: int

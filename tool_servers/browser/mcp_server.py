@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +27,6 @@ MAX_BYTES = 512 * 1024 * 1024
 """Bytes of the open pages of all sessions."""
 MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
 MAX_ACTIONS = 64
-"""Actions that run at a time."""
 MAX_ACTIONS_PER_TENANT = 16
 IDLE_SECONDS = 1200.0
 
@@ -55,9 +55,7 @@ class BrowserSessions:
 
     def run(self, name: str | None, act: Callable[[BrowserTabs], S]) -> S:
         """Run an action on a session's pages; without a name on a new one. Raises ToolError for the model."""
-        tenant = tenant_of(name)
-        self._count_action(tenant)
-        try:
+        with self._counted(tenant_of(name)) as tenant:
             session = _Session(self._web, tenant) if name is None else self._find_or_create(name, tenant)
             with session.lock:
                 try:
@@ -65,21 +63,23 @@ class BrowserSessions:
                 except BrowserError as error:
                     raise ToolError(str(error)) from None
                 finally:
-                    self._update_size(session)
-        finally:
-            self._uncount_action(tenant)
+                    with self._lock:
+                        session.size = session.tabs.size
+                        self._evict(tenant)
 
-    def _count_action(self, tenant: str) -> None:
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[str]:
         with self._lock:
             if self._acts[tenant] >= MAX_ACTIONS_PER_TENANT or self._acts.total() >= MAX_ACTIONS:
                 raise ToolError("The browser is busy; try again later.")
             self._acts[tenant] += 1
-
-    def _uncount_action(self, tenant: str) -> None:
-        with self._lock:
-            self._acts[tenant] -= 1
-            if not self._acts[tenant]:
-                del self._acts[tenant]
+        try:
+            yield tenant
+        finally:
+            with self._lock:
+                self._acts[tenant] -= 1
+                if not self._acts[tenant]:
+                    del self._acts[tenant]
 
     def _find_or_create(self, name: str, tenant: str) -> _Session:
         with self._lock:
@@ -88,11 +88,6 @@ class BrowserSessions:
             self._sessions[name] = session  # moved to the end: the most recently used
             self._evict(tenant)
         return session
-
-    def _update_size(self, session: _Session) -> None:
-        with self._lock:
-            session.size = session.tabs.size
-            self._evict(session.tenant)
 
     def _evict(self, tenant: str) -> None:
         """End idle sessions, the tenant's beyond its limits, then the largest tenant's beyond the total."""
@@ -118,7 +113,6 @@ class BrowserSessions:
 
 
 def build_server(web: Web, host: str) -> FastMCP:
-    """An MCP server that listens on this host."""
     sessions = BrowserSessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
     server = new_server("holdfast-browser", host)
@@ -158,6 +152,5 @@ async def _act(
     run = partial(sessions.run, session_name(context), act)
     shown = await anyio.to_thread.run_sync(run, limiter=threads)
     return CallToolResult(
-        content=[TextContent(type="text", text=str(shown))],
-        _meta={URLS_KEY: list(shown.urls[:MAX_URLS])},
+        content=[TextContent(type="text", text=str(shown))], _meta={URLS_KEY: list(shown.urls[:MAX_URLS])}
     )

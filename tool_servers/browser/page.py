@@ -80,7 +80,6 @@ def decode_body(body: bytes, charset: str | None) -> str:
 
 
 def from_text(url: str, text: str) -> WebPage:
-    """A page of plain text."""
     return WebPage(url, url, _lines(text.translate(_MARKS)))
 
 

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tool_servers.mcp_host import Program
-from tool_servers.runner.bubblewrap import MB, SandboxLimits
 from tool_servers.runner.mcp_server import build_server
-from tool_servers.runner.sandbox import CannotRun, Sandbox, check_sandbox, find_python
+from tool_servers.runner.sandbox import MB, CannotRun, Sandbox, SandboxLimits, check_sandbox, find_python
 from tool_servers.runner.sessions import SandboxSessions
 
 PROGRAM = Program(

@@ -10,13 +10,11 @@ from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
 
 from tool_servers.mcp_host import new_server, session_name
-from tool_servers.runner.bubblewrap import HOME, SandboxLimits
-from tool_servers.runner.sandbox import CannotRun, ShellCommand
+from tool_servers.runner.sandbox import HOME, CannotRun, SandboxLimits, ShellCommand
 from tool_servers.runner.sessions import Busy, SandboxSessions
 
 
 def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) -> FastMCP:
-    """An MCP server that listens on this host."""
     server = new_server("holdfast-code-runner", host)
     threads = CapacityLimiter(sessions.most_pieces)
     ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."

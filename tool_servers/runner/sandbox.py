@@ -1,7 +1,8 @@
 """One sandbox: an untrusted interpreter in bubblewrap that runs one cell of code at a time.
 
-Between two cells its processes are stopped. Its memory and number of files, which the kernel cannot limit
-for a sandbox without control groups, are checked while code runs.
+Code sees a read-only system and one writable folder in memory; no network, no variables, processes or users
+of the host. Between two cells its processes are stopped. Its memory and number of files, which the kernel
+cannot limit for a sandbox without control groups, are checked while code runs.
 """
 
 import contextlib
@@ -18,12 +19,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tool_servers import seccomp
-from tool_servers.runner import bubblewrap, processes
-from tool_servers.runner.bubblewrap import SandboxLimits
 from tool_servers.seccomp import ARCHITECTURES
 
+MB = 1024 * 1024
+HOME = "/mnt/data"
+"""The folder for files that gpt-oss's system prompt names."""
+_LINKS = ("bin", "lib", "lib32", "lib64", "sbin")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_ENVIRONMENT = {
+    "HOME": HOME,
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp",  # noqa: S108
+    # One thread of arithmetic a process: each counts as a process, and holds memory.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ROUNDS = 20
 _CHECK_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
 """Seconds from interrupting code to killing its sandbox."""
@@ -36,11 +53,25 @@ _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 @dataclass(frozen=True, slots=True)
-class ShellCommand:
-    """A program to run, in place of a piece of Python."""
+class SandboxLimits:
+    """Limits for all processes of a sandbox together, except as noted."""
 
+    seconds: float = 30.0
+    """Wall-clock time of one cell or command."""
+    memory: int = 512 * MB
+    disk: int = 64 * MB
+    """Bytes of files, which are in memory."""
+    files: int = 10_000
+    processes: int = 64
+    """And threads."""
+    output: int = 64 * 1024
+    """Bytes of one cell's output that are returned: half from the beginning, half from the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
     words: Sequence[str]
-    folder: str = bubblewrap.HOME
+    folder: str = HOME
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, beside the sandbox's own."""
     seconds: float | None = None
@@ -49,8 +80,6 @@ class ShellCommand:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The output of a cell or command, and whether its sandbox has ended."""
-
     output: str
     ended: str | None = None
     """The reason why the sandbox has ended, as a sentence; None if it can run more."""
@@ -58,8 +87,6 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """An interpreter for sandboxes."""
-
     path: str
     folders: tuple[str, ...] = ()
     """Folders that it reads beside /usr."""
@@ -74,10 +101,10 @@ class Sandbox:
 
     def __init__(self, limits: SandboxLimits, python: Python) -> None:
         self._limits = limits
-        self._process, self._control = _starter.submit(_start, limits, python).result()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.process, self._control = _starter.submit(_start, limits, python).result()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin.fileno(), self.process.stdout.fileno()
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
@@ -85,20 +112,19 @@ class Sandbox:
         """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
-        processes.resume(self._process.pid)
+        resume_below(self.process.pid)
         ended = self._exchange(json.dumps(request).encode("ascii") + b"\n", printed)
         if ended is None:
-            processes.stop(self._process.pid)
+            stop_below(self.process.pid)
         else:
             self.close()
         return RunResult(printed.text(), ended)
 
     def close(self) -> None:
-        """Kills every process of the sandbox."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
@@ -138,11 +164,11 @@ class Sandbox:
 
     def _excess(self) -> str | None:
         """The exceeded limit as a sentence; None if there is none."""
-        members = processes.process_tree(self._process.pid)
-        if processes.memory_of(members, self._limits.memory) > self._limits.memory:
+        members = process_tree(self.process.pid)
+        if memory_of(members, self._limits.memory) > self._limits.memory:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):
-            for folder in (bubblewrap.HOME, "/dev/shm"):  # noqa: S108
+            for folder in (HOME, "/dev/shm"):  # noqa: S108
                 usage = os.statvfs(f"/proc/{members[1]}/root{folder}")
                 if usage.f_files - usage.f_ffree > self._limits.files:
                     return f"The code made more than {self._limits.files} files."
@@ -198,14 +224,8 @@ def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[byte
         "processes": limits.processes,
         "cpu_seconds": _CPU_SECONDS,
     }
-    links = bubblewrap.root_links(name for name in os.listdir("/") if Path("/", name).is_symlink())
-    words = bubblewrap.command(
-        limits,
-        folders=python.folders,
-        links=links,
-        seccomp=filtered,
-        program=[python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)],
-    )
+    program = [python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)]
+    words = [*_bubblewrap(limits, python.folders), "--seccomp", str(filtered), "--", *program]
     try:
         process = _popen(words, (child_end, filtered))
     except OSError as error:
@@ -215,6 +235,28 @@ def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[byte
         os.close(child_end)
         os.close(filtered)
     return process, control
+
+
+def _bubblewrap(limits: SandboxLimits, folders: Sequence[str]) -> list[str]:
+    """The command without filter and program. `folders` are mounted read-only beside /usr."""
+    words = ["bwrap", "--unshare-user", "--disable-userns", "--unshare-all", "--die-with-parent"]
+    words += ["--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+    words += ["--cap-drop", "ALL", "--clearenv"]
+    for name, value in _ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    words += ["--ro-bind", "/usr", "/usr"]
+    for link in (name for name in _LINKS if Path("/", name).is_symlink()):
+        words += ["--symlink", f"usr/{link}", f"/{link}"]
+    for path in _SYSTEM_FILES:
+        words += ["--ro-bind-try", path, path]
+    for folder in folders:
+        words += ["--ro-bind", folder, folder]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    # Whatever is writable is a file system in memory, of a size; all others cannot be written.
+    words += ["--size", str(limits.disk), "--tmpfs", HOME, "--symlink", HOME.lstrip("/"), "/tmp"]  # noqa: S108
+    words += ["--size", str(limits.disk), "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
+    words += ["--chdir", HOME]
+    return words
 
 
 def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
@@ -233,6 +275,66 @@ def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Pop
         group=who,
         extra_groups=[] if who is not None else None,
     )
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its descendants, oldest first.
+
+    An orphan in a sandbox becomes a child of the sandbox's first process, so none is missed.
+    """
+    tree = [pid]
+    for member in tree:  # which grows meanwhile
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{member}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{member}/task/{thread}/children") as children:
+                    tree += [int(child) for child in children.read().split()]
+    return tree
+
+
+def memory_of(pids: list[int], limit: int) -> int:
+    """Bytes of memory of these processes. Near the limit shared pages are counted once, which is slow."""
+    resident = sum(_resident_memory(pid) for pid in pids)
+    return resident if resident <= limit else sum(_proportional_memory(pid) for pid in pids)
+
+
+def stop_below(pid: int) -> None:
+    """Stops all descendants of the process, including those that are created meanwhile."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = set(process_tree(pid)[1:]) - stopped
+        if not fresh:
+            return
+        _signal(fresh, signal.SIGSTOP)
+        stopped |= fresh
+
+
+def resume_below(pid: int) -> None:
+    _signal(set(process_tree(pid)[1:]), signal.SIGCONT)
+
+
+def _signal(pids: set[int], which: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, which)
+
+
+def _resident_memory(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * _PAGE
+    return 0
+
+
+def _proportional_memory(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            for line in rollup:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        pass
+    return _resident_memory(pid)
 
 
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")

@@ -1,8 +1,7 @@
 """The program inside the sandbox: runs cells of code in one namespace, as a notebook does, and commands.
 
 It is passed to Python as text, so it imports nothing of this package. It sets its resource limits, which
-the code cannot raise, before it reads any code. Its end-of-cell signal is not trusted: the code could
-send it, too.
+the code cannot raise, before it reads any. Its end-of-cell signal is not trusted: code could send it.
 """
 
 import ast

@@ -18,8 +18,6 @@ PIECES_PER_SANDBOX = 4
 
 
 class CodeSandbox(Protocol):
-    """The part of Sandbox that sessions use."""
-
     def run(self, piece: str | ShellCommand) -> RunResult: ...
 
     def close(self) -> None: ...
@@ -39,15 +37,21 @@ class _Session:
 
 
 class SandboxSessions:
-    """The sandboxes by session name. Thread-safe."""
+    """By session name. Thread-safe."""
 
     def __init__(
-        self, start: Callable[[], CodeSandbox], most: int, idle_seconds: float, share: int | None = None
+        self,
+        start: Callable[[], CodeSandbox],
+        most: int,
+        idle_seconds: float,
+        share: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`share` is of one tenant, of `most` sandboxes; half of them, rounded up, unless it is given."""
         self.most_pieces = PIECES_PER_SANDBOX * most
         """Under way at the same time, of all tenants."""
         self._start = start
+        self._clock = clock
         self._most = most
         self._idle_seconds = idle_seconds
         self._share = max(1, min(most, share if share is not None else (most + 1) // 2))
@@ -78,14 +82,13 @@ class SandboxSessions:
 
     def sweep(self) -> None:
         """Closes the sandboxes that were idle for `idle_seconds`."""
-        old = time.monotonic() - self._idle_seconds
+        old = self._clock() - self._idle_seconds
         with self._lock:
-            idle = [key for key, session in self._sessions.items() if self._is_idle(session, old)]
+            idle = [k for k, each in self._sessions.items() if each.waiting == 0 and each.used_at < old]
             ended = [self._sessions.pop(key) for key in idle]
         _close(ended)
 
     def close(self) -> None:
-        """Closes all idle sandboxes."""
         with self._lock:
             ended = [session for session in self._sessions.values() if session.waiting == 0]
             self._sessions.clear()
@@ -114,7 +117,7 @@ class SandboxSessions:
     def _leave(self, key: str | object, session: _Session, *, keep: bool) -> None:
         with self._lock:
             session.waiting -= 1
-            session.used_at = time.monotonic()
+            session.used_at = self._clock()
             self._pieces[session.tenant] -= 1
             if not self._pieces[session.tenant]:
                 del self._pieces[session.tenant]
@@ -138,18 +141,12 @@ class SandboxSessions:
         others = [key for key in idle if self._sessions[key].tenant != tenant]
         most = max((counts[self._sessions[key].tenant] for key in others), default=0)
         if own and (counts[tenant] >= self._share or counts[tenant] + 1 > most):
-            return min(own, key=self._used_at)
-        if not others or counts[tenant] >= self._share:
+            candidates = own
+        elif not others or counts[tenant] >= self._share:
             raise Busy
-        largest = [key for key in others if counts[self._sessions[key].tenant] == most]
-        return min(largest, key=self._used_at)
-
-    def _used_at(self, key: str | object) -> float:
-        return self._sessions[key].used_at
-
-    @staticmethod
-    def _is_idle(session: _Session, since: float) -> bool:
-        return session.waiting == 0 and session.used_at < since
+        else:
+            candidates = [key for key in others if counts[self._sessions[key].tenant] == most]
+        return min(candidates, key=lambda key: self._sessions[key].used_at)
 
 
 def _close(sessions: list[_Session]) -> None:

@@ -4,27 +4,11 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    current_database,
-    opened_database,
-    print_status,
-    terminal_user,
-)
+from server.cli import command as cli
 from server.configuration.settings import Config
-from server.embedded_postgres.dumps import (
-    check_dump,
-    has_tables,
-    is_in_use,
-    is_of_holdfast,
-    read_dump,
-    replacement,
-    write_dump,
-)
+from server.embedded_postgres import dumps
 from server.embedded_postgres.embedded_server import DATABASE
 from server.errors import ConfigError
-from server.process.open_database import OpenDatabase
 from server.store import database_roles
 from server.store.administration import audit_trail
 from server.store.cluster import installation
@@ -36,61 +20,55 @@ RESTORED = "holdfast_restored"
 """The database of the embedded cluster that a restore fills."""
 
 
-def add_commands(commands: Subcommands) -> None:
-    dump = add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
+def add_commands(commands: cli.Subcommands) -> None:
+    dump = cli.add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
     dump.add_argument("file", type=Path)
-    dump.add_argument(
-        "--without-secrets",
-        action="store_true",
-        help="without API keys, seal keys and other data that no reader may see",
-    )
-    restore = add_command(commands, "restore", "make the database from a backup", _restore)
+    says = "without API keys, seal keys and other data that no reader may see"
+    dump.add_argument("--without-secrets", action="store_true", help=says)
+    restore = cli.add_command(commands, "restore", "make the database from a backup", _restore)
     restore.add_argument("file", type=Path)
-    restore.add_argument(
-        "--force", action="store_true", help="replace an embedded database that has something in it"
-    )
+    says = "replace an embedded database that has something in it"
+    restore.add_argument("--force", action="store_true", help=says)
 
 
-def add_to_db(group: Subcommands) -> None:
+def add_to_db(group: cli.Subcommands) -> None:
     """Adds to `holdfast db`."""
-    add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
-    adopt = add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
+    cli.add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
+    adopt = cli.add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
     adopt.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
-def _dump(config: Config, options: argparse.Namespace) -> int:
+def _dump(config: Config, options: argparse.Namespace) -> None:
     secret = sorted(HIDDEN_TABLES | HIDDEN_COLUMNS.keys())
-    with opened_database(config) as opened:
-        size = write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
+    with cli.opened_database(config) as opened:
+        size = dumps.write_dump(opened.session_url, options.file, secret if options.without_secrets else ())
     if options.without_secrets:
-        print_status(f"Wrote {size} bytes to {options.file}, without {' and '.join(secret)}.")
+        cli.print_status(f"Wrote {size} bytes to {options.file}, without {' and '.join(secret)}.")
     else:
-        print_status(
+        cli.print_status(
             f"Wrote {size} bytes to {options.file}. It holds everything, also the key of sealed content and "
             "the digests of API keys: keep it as you keep the database."
         )
-    return 0
 
 
-def _restore(config: Config, options: argparse.Namespace) -> int:
-    check_dump(options.file)
-    with opened_database(config, print_status) as opened:
-        is_filled = has_tables(opened.session_url)
+def _restore(config: Config, options: argparse.Namespace) -> None:
+    dumps.check_dump(options.file)
+    with cli.opened_database(config, cli.print_status) as opened:
+        is_filled = dumps.has_tables(opened.session_url)
         if is_filled and not opened.is_embedded:
             raise ConfigError("This database has something in it; make an empty one, and restore into that.")
         if is_filled and not options.force:
             raise ConfigError(
                 "This database has something in it; name another data directory, or replace it with --force."
             )
-        if is_filled and is_in_use(opened.session_url):
+        if is_filled and dumps.is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
-        held = (
-            _restore_aside(opened, options.file)
-            if opened.is_embedded
-            else _fill(opened.session_url, options.file)
-        )
-    print_status(f"Restored. {advice_for_copy(held)}")
-    return 0
+        if opened.is_embedded:  # a new database, which then takes the other's name and place
+            with dumps.replacement(opened.url_of("postgres"), DATABASE, RESTORED):
+                held = _fill(opened.url_of(RESTORED), options.file)
+        else:
+            held = _fill(opened.session_url, options.file)
+    cli.print_status(f"Restored. {advice_for_copy(held)}")
 
 
 def advice_for_copy(held: int) -> str:
@@ -101,17 +79,11 @@ def advice_for_copy(held: int) -> str:
     )
 
 
-def _restore_aside(opened: OpenDatabase, source: Path) -> int:
-    """Fills a new database of the embedded cluster, which then takes the other's name and place."""
-    with replacement(opened.url_of("postgres"), DATABASE, RESTORED):
-        return _fill(opened.url_of(RESTORED), source)
-
-
 def _fill(url: str, source: Path) -> int:
     """Restores into an empty database and holds what is unfinished there; returns how many."""
     database_roles.create_groups(url)
-    read_dump(url, source)
-    if not is_of_holdfast(url):
+    dumps.read_dump(url, source)
+    if not dumps.is_of_holdfast(url):
         raise ConfigError(f"{source} is a dump of something else than Holdfast.")
     state = schema_state(url)
     if state == "unknown":
@@ -121,22 +93,20 @@ def _fill(url: str, source: Path) -> int:
     database_roles.create_roles(url)
     with closing(Database(url, pool_size=1)) as database, database.begin() as connection:
         held = installation.hold(connection)
-        audit_trail.record(connection, terminal_user(), "database.restore", details={"held": held})
+        audit_trail.record(connection, cli.terminal_user(), "database.restore", details={"held": held})
     return held
 
 
-def _hold(config: Config, _options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
+def _hold(config: Config, _options: argparse.Namespace) -> None:
+    with cli.current_database(config) as (database, _), database.begin() as connection:
         held = installation.hold(connection)
-        audit_trail.record(connection, terminal_user(), "database.hold", details={"held": held})
-    print_status(advice_for_copy(held))
-    return 0
+        audit_trail.record(connection, cli.terminal_user(), "database.hold", details={"held": held})
+    cli.print_status(advice_for_copy(held))
 
 
-def _adopt(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
+def _adopt(config: Config, options: argparse.Namespace) -> None:
+    with cli.current_database(config) as (database, _), database.begin() as connection:
         held = installation.adopt(connection, cancel=options.cancel)
         details = {"held": held, "cancel": options.cancel}
-        audit_trail.record(connection, terminal_user(), "database.adopt", details=details)
-    print_status(f"{held} responses {'are cancelled' if options.cancel else 'go on'}.")
-    return 0
+        audit_trail.record(connection, cli.terminal_user(), "database.adopt", details=details)
+    cli.print_status(f"{held} responses {'are cancelled' if options.cancel else 'go on'}.")

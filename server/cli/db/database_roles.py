@@ -7,14 +7,7 @@ import secrets
 from pathlib import Path
 
 from server.caller import TENANT
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    opened_database,
-    print_columns,
-    print_result,
-    print_status,
-)
+from server.cli import command as cli
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.store import database_roles
@@ -23,20 +16,15 @@ from server.store.database_roles import DatabaseUser
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 
 
-def add_commands(group: Subcommands) -> None:
+def add_commands(group: cli.Subcommands) -> None:
     """Adds the commands to `holdfast db`."""
-    add_command(group, "roles", "make the roles of servers and readers, or update their rights", _roles)
-    create = add_command(group, "create-user", "make a user and show its password, once", _create)
+    cli.add_command(group, "roles", "make the roles of servers and readers, or update their rights", _roles)
+    create = cli.add_command(group, "create-user", "make a user and show its password, once", _create)
     create.add_argument("name")
-    create.add_argument(
-        "--as", dest="user_role", choices=("server", "reader"), required=True, help="its rights"
-    )
-    create.add_argument(
-        "--tenant",
-        action="append",
-        default=[],
-        help="a reader of this tenant's rows alone; may be given several times",
-    )
+    roles = ("server", "reader")
+    create.add_argument("--as", dest="user_role", choices=roles, required=True, help="its rights")
+    says = "a reader of this tenant's rows alone; may be given several times"
+    create.add_argument("--tenant", action="append", default=[], help=says)
     create.add_argument(
         "--passfile",
         type=Path,
@@ -44,22 +32,21 @@ def add_commands(group: Subcommands) -> None:
         help="write the password to a password file of libpq in place of showing it; if FILE is there, the "
         "user, new or not, gets the password that it has",
     )
-    add_command(group, "drop-user", "end a user's sessions and remove it", _drop).add_argument("name")
-    add_command(group, "users", "list the users of these roles", _list)
+    cli.add_command(group, "drop-user", "end a user's sessions and remove it", _drop).add_argument("name")
+    cli.add_command(group, "users", "list the users of these roles", _list)
 
 
-def _roles(config: Config, _options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+def _roles(config: Config, _options: argparse.Namespace) -> None:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
         database_roles.create_roles(opened.session_url)
-    print_status(
+    cli.print_status(
         f"The roles {database_roles.SERVER}, {database_roles.READER} and {database_roles.TENANT_READER} are"
         " current."
     )
-    return 0
 
 
-def _create(config: Config, options: argparse.Namespace) -> int:
+def _create(config: Config, options: argparse.Namespace) -> None:
     if not USER.fullmatch(options.name):
         raise ConfigError("A user's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or _.")
     if options.tenant and options.user_role == "server":
@@ -68,10 +55,12 @@ def _create(config: Config, options: argparse.Namespace) -> int:
         if not TENANT.fullmatch(tenant):
             raise ConfigError(f"{tenant!r} is not a tenant's name.")
     passfile: Path | None = options.passfile
-    password = (None if passfile is None else _password_in(passfile, options.name)) or _new_password()
+    password = (None if passfile is None else _password_in(passfile, options.name)) or secrets.token_urlsafe(
+        24
+    )
     tenants = tuple(sorted(set(options.tenant)))
     user = DatabaseUser(options.name, options.user_role, tenants)
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
         if not database_roles.roles_exist(opened.session_url):
             raise ConfigError("This database has no roles yet; run: holdfast db roles")
@@ -80,16 +69,11 @@ def _create(config: Config, options: argparse.Namespace) -> int:
         else:
             database_roles.create_user(opened.session_url, user.name, user.role, password, tenants)
     if passfile is None:
-        print_status(f"User {user.name}; its password is shown this once:")
-        print_result(password)
+        cli.print_status(f"User {user.name}; its password is shown this once:")
+        cli.print_result(password)
     else:
         _write_passfile(passfile, user.name, password)
-        print_status(f"User {user.name} has the password in {passfile}.")
-    return 0
-
-
-def _new_password() -> str:
-    return secrets.token_urlsafe(24)
+        cli.print_status(f"User {user.name} has the password in {passfile}.")
 
 
 def _password_in(passfile: Path, user: str) -> str | None:
@@ -124,19 +108,17 @@ def _write_passfile(passfile: Path, user: str, password: str) -> None:
         ) from error
 
 
-def _drop(config: Config, options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+def _drop(config: Config, options: argparse.Namespace) -> None:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
         ended = database_roles.drop_user(opened.session_url, options.name)
     rest = "" if ended else " Its open sessions go on until they end."
-    print_status(f"User {options.name} is removed.{rest}")
-    return 0
+    cli.print_status(f"User {options.name} is removed.{rest}")
 
 
-def _list(config: Config, _options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+def _list(config: Config, _options: argparse.Namespace) -> None:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
-        print_columns("user", "role", "tenants")
+        cli.print_columns("user", "role", "tenants")
         for user in database_roles.list_users(opened.session_url):
-            print_result("\t".join((user.name, user.role, ", ".join(user.tenants) or "all tenants")))
-    return 0
+            cli.print_result("\t".join((user.name, user.role, ", ".join(user.tenants) or "all tenants")))

@@ -4,25 +4,17 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.cli.command import (
-    Subcommands,
-    add_command,
-    add_group,
-    opened_database,
-    print_result,
-    print_status,
-)
+from server.cli import command as cli
 from server.cli.db import backup, database_roles
-from server.cli.option_types import whole_number
+from server.cli.options import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
-from server.store.schema import text_search, upgrade
-from server.store.schema.compatibility import SchemaState
+from server.store.schema import concurrent_indexes, upgrade
 from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.schema_session import connect
-from server.store.schema.upgrade import Migration
+from server.store.schema.upgrade import Migration, SchemaState
 from server.version import VERSION
 
 START_SECONDS = 30.0
@@ -30,30 +22,23 @@ START_SECONDS = 30.0
 MAX_WAIT_SECONDS = 86400
 
 
-def add_commands(commands: Subcommands) -> None:
+def add_commands(commands: cli.Subcommands) -> None:
     """Adds the group `holdfast db`."""
-    group = add_group(commands, "db", "the database")
-    add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
-    command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+    group = cli.add_group(commands, "db", "the database")
+    cli.add_command(group, "status", "show the schema's revision and obstacles to an upgrade", _status)
+    command = cli.add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
     _add_wait(command)
     command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")
-    command.add_argument(
-        "--from", dest="start", metavar="REVISION", help="with --sql: from this revision, or base, on"
-    )
-    command = add_command(group, "downgrade", "undo the last migration", _downgrade)
+    says = "with --sql: from this revision, or base, on"
+    command.add_argument("--from", dest="start", metavar="REVISION", help=says)
+    command = cli.add_command(group, "downgrade", "undo the last migration", _downgrade)
     _add_wait(command)
-    command.add_argument(
-        "--yes",
-        nargs="?",
-        const="",
-        metavar="REVISION",
-        help="do it; where data would be lost, name the revision that is undone",
-    )
+    says = "do it; where data would be lost, name the revision that is undone"
+    command.add_argument("--yes", nargs="?", const="", metavar="REVISION", help=says)
     database_roles.add_commands(group)
     backup.add_to_db(group)
-    command = add_command(
-        group, "text-search", "make or drop an index for words in the history", _text_search
-    )
+    says = "make or drop an index for words in the history"
+    command = cli.add_command(group, "text-search", says, _text_search)
     command.add_argument("state", choices=("on", "off"))
 
 
@@ -73,13 +58,13 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
     if options.sql:
         return _print_sql(config, options.start)
     _await_database(config)
-    with opened_database(config, print_status) as opened:
+    with cli.opened_database(config, cli.print_status) as opened:
         with _answers(), connect(opened.url) as connection:
             before = upgrade.current_revision(connection)
         if opened.upgrade(options.wait):
-            print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
+            cli.print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
         else:
-            print_status("A newer release made the schema, on which this one can serve; nothing to do.")
+            cli.print_status("A newer release made the schema, on which this one can serve; nothing to do.")
     return 0
 
 
@@ -97,34 +82,28 @@ def _await_database(config: Config) -> None:
     url = config.database_direct_url or config.database_url
     if url is not None:
         upgrade.wait_for_connections(
-            url,
-            START_SECONDS,
-            lambda: print_status("The database accepts no connections yet; waiting."),
+            url, START_SECONDS, lambda: cli.print_status("The database accepts no connections yet; waiting.")
         )
 
 
 def _print_sql(config: Config, start: str | None) -> int:
     if start is None:
-        with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+        with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
             start = upgrade.current_revision(connection)
     known = {migration.revision for migration in upgrade.migrations()}
     if start not in (None, "base", *known):
         raise ConfigError(f"This release has no revision {start!r}.")
     if start != upgrade.newest_revision():
-        print_result(upgrade.upgrade_sql(start).rstrip())
+        cli.print_result(upgrade.upgrade_sql(start).rstrip())
     return 0
 
 
-# Status
-
-
-def _status(config: Config, _options: argparse.Namespace) -> int:
-    with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+def _status(config: Config, _options: argparse.Namespace) -> None:
+    with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
         revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
         report = read_report(connection)
     for line in describe(revision, state, upgrade.migrations(), report):
-        print_result(line)
-    return 0
+        cli.print_result(line)
 
 
 def describe(
@@ -158,27 +137,19 @@ def describe(
         )
 
 
-# Downgrade
-
-
-def _downgrade(config: Config, options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened, _answers():
+def _downgrade(config: Config, options: argparse.Namespace) -> None:
+    with cli.opened_database(config, cli.print_status) as opened, _answers():
         with connect(opened.session_url) as connection:
             migration = _last(upgrade.current_revision(connection))
-            reason = refusal(
-                migration,
-                options.yes,
-                needing(read_report(connection).replicas, migration),
-                list(losses(connection, migration)),
-            )
+            needed_by = needing(read_report(connection).replicas, migration)
+            reason = refusal(migration, options.yes, needed_by, list(losses(connection, migration)))
         if reason is not None:
             raise ConfigError(reason)
         try:
             upgrade.downgrade(opened.migration_url(), migration, options.wait)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
-    print_status(f"The schema is back at {migration.previous or 'nothing'}.")
-    return 0
+    cli.print_status(f"The schema is back at {migration.previous or 'nothing'}.")
 
 
 def _last(revision: str | None) -> Migration:
@@ -197,10 +168,7 @@ def _last(revision: str | None) -> Migration:
 def refusal(
     migration: Migration, yes: str | None, needed_by: list[LivingReplica], lost: list[str]
 ) -> str | None:
-    """Why the migration is not undone, in a sentence; None if it may be. Pure.
-
-    `yes` is None without --yes, empty for --yes alone.
-    """
+    """Why the migration is not undone; None if it may be. `yes` is None without --yes, empty for it alone."""
     undo = f"{migration.revision} ({migration.title})"
     if needed_by:
         names = ", ".join(f"{replica.id} on {replica.host}" for replica in needed_by[:3])
@@ -225,18 +193,15 @@ def _answers() -> Iterator[None]:
         raise ConfigError(f"The database refused: {in_one_line(error)}.") from error
 
 
-def _text_search(config: Config, options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
+def _text_search(config: Config, options: argparse.Namespace) -> None:
+    with cli.opened_database(config, cli.print_status) as opened:
         opened.make_current()
+        turn = concurrent_indexes.index_words if options.state == "on" else concurrent_indexes.drop_words
         try:
-            if options.state == "on":
-                text_search.turn_on(opened.session_url)
-            else:
-                text_search.turn_off(opened.session_url)
+            turn(opened.session_url)
         except DatabaseError as error:
             raise ConfigError(
                 f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"
                 " transactions beside it."
             ) from error
-    print_status(f"Text search is {options.state}.")
-    return 0
+    cli.print_status(f"Text search is {options.state}.")

@@ -1,6 +1,7 @@
 """`setting`: declares a setting as a dataclass field with a help text and a range."""
 
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 MAX_SECONDS = 365 * 24 * 3600.0
@@ -14,3 +15,6 @@ def setting(default: object, help_text: str, *, low: float | None = None, high: 
     if isinstance(default, float) and high is None:
         high = MAX_SECONDS
     return field(default=default, metadata={"help": help_text, "low": low, "high": high})
+
+
+days = partial(setting, low=0, high=36500)

@@ -22,6 +22,10 @@ class ModelSettings:
     chat_template: Path | None = setting(
         None, "a file with a chat template in Jinja, in place of the folder's own"
     )
+    template_check: Literal["refuse", "warn"] = setting(
+        "refuse",
+        "at the start with a template whose marks no format reads: refuse, or serve and warn",
+    )
     adapters: str | None = setting(
         None, "LoRA adapters in peft's format, served as further models: name=folder, comma-separated"
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from server.configuration.setting_groups.declare import setting
+from server.configuration.setting_groups.declare import days, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +53,14 @@ class DatabaseSettings:
 class StorageSettings:
     """Storage."""
 
-    retention_days: int = setting(
-        30,
-        "days that responses are stored, unless the request sets its own; 0: without expiry",
-        low=0,
-        high=36500,
+    retention_days: int = days(
+        30, "days that responses are stored, unless the request sets its own; 0: without expiry"
     )
-    conversation_days: int = setting(
-        0,
-        "days that conversations are stored after they were last changed; 0: without expiry",
-        low=0,
-        high=36500,
+    conversation_days: int = days(
+        0, "days that conversations are stored after they were last changed; 0: without expiry"
     )
-    ledger_days: int = setting(
-        0,
-        "days that the usage ledger keeps entries of deleted responses; 0: for ever; sums by day stay",
-        low=0,
-        high=36500,
+    ledger_days: int = days(
+        0, "days that the usage ledger keeps entries of deleted responses; 0: for ever; sums by day stay"
     )
     purge_seconds: float = setting(60.0, "seconds between two purges of expired responses", low=0.1)
     max_stored_bytes_of_tenant: int | None = setting(

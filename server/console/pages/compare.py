@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_view
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
@@ -62,10 +62,8 @@ class TextDiff:
 def compare_parameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ComparedParameter]:
     """All parameters by name, those that differ first."""
     names = sorted(a.keys() | b.keys(), key=lambda name: (a.get(name) == b.get(name), name))
-    return [
-        ComparedParameter(name, _shown(a, name), _shown(b, name), a.get(name) != b.get(name))
-        for name in names
-    ]
+    pairs = [(name, a.get(name) != b.get(name)) for name in names]
+    return [ComparedParameter(name, _shown(a, name), _shown(b, name), differs) for name, differs in pairs]
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
@@ -77,9 +75,8 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 def text_of(items: Iterable[ItemView]) -> str:
     """Items as one text: a line with the title of each, then its parts."""
-    return "\n".join(
-        "\n".join([f"[{item.title}]", *(part.text for part in item.parts if part.text)]) for item in items
-    )
+    texts = [[f"[{item.title}]", *(part.text for part in item.parts if part.text)] for item in items]
+    return "\n".join("\n".join(text) for text in texts)
 
 
 def compare_texts(a: str, b: str) -> TextDiff:
@@ -126,12 +123,8 @@ def _pieces(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
     """Return the length of the common prefix."""
-    count = 0
-    for piece, other in zip(a, b, strict=False):
-        if piece != other:
-            break
-        count += 1
-    return count
+    pairs = zip(a, b, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _short(text: str) -> str:
@@ -154,9 +147,10 @@ class _Pair:
     """Responses to compare with: of the same chain, conversation and branches."""
 
 
+@pages("GET /compare")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/compare; `a` and `b` are the responses"""
-    pair = console.services.database.read(lambda connection: _read(connection, console))
+    """`a` and `b` are the responses."""
+    pair = console.database.read(lambda connection: _read(connection, console))
     a, b = pair.a, pair.b
     if a is None or b is None:
         first = None if a is None else a.facts

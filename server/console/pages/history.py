@@ -6,20 +6,22 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.protocol import ids
 from server.protocol.ids import response_id
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import history
-from server.store.console.history import Cursor, HistoryFilter, HistoryRow
+from server.store.console.history import HistoryFilter, HistoryRow
 from server.store.console.saved_views import SavedView, views_of
 from server.store.console.time_limit import TimeOver
+from server.store.content.response_pages import PageCursor
 
 MAX_CHARS = 1000
 PERIODS: Final[Mapping[str, timedelta | None]] = {
@@ -60,10 +62,7 @@ def find_response(query: str) -> UUID | None:
 
 
 def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:
-    """The filter of a page's address: the box `q`, a field for each column, and the time.
-
-    Raises InvalidRequest.
-    """
+    """The filter of the box `q`, of a field for each column, and of the time. Raises InvalidRequest."""
     period = arguments.get("period") or DEFAULT_PERIOD
     if period not in PERIODS:
         raise InvalidRequest(f"period is one of {', '.join(PERIODS)}.", param="period")
@@ -125,10 +124,7 @@ _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
 def preview(payload_begin: str | None) -> str:
-    """The first words of an item in one line; empty for items without a text.
-
-    `payload_begin` is the JSON, or the beginning of it, which may end anywhere.
-    """
+    """The first words of an item in one line; empty without a text. The JSON may end anywhere."""
     match = _TEXT.search(payload_begin or "")
     if match is None:
         return ""
@@ -146,16 +142,19 @@ CSV_ROWS = 10_000
 FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
 
 
+@pages("GET ")
+@pages("GET /history")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/history; `before` is the cursor of a later page"""
+    """`before` is the cursor of a later page."""
     arguments = console.arguments(FIELDS)
     response = find_response(arguments.get("q", ""))
     if response is not None:
         return console.redirect(f"/console/responses/{response_id(response)}")
     search, before = _read(console, arguments), _read_cursor(console.argument("before"))
     rows, message = _read_rows(console, search, before)
-    shown = rows[:PAGE_ROWS]
-    older = {**arguments, "before": _cursor_text(shown[-1])} if len(rows) > PAGE_ROWS else None
+    shown, older = rows[:PAGE_ROWS], None
+    if len(rows) > PAGE_ROWS:
+        older = urlencode({**arguments, "before": f"{shown[-1].created_at.isoformat()}/{shown[-1].id.hex}"})
     return console.page(
         "history_rows.html" if console.is_fragment else "history.html",
         503 if message else 200,
@@ -163,9 +162,9 @@ def show(console: ConsoleRequest) -> Answer:
         message=message,
         arguments=arguments,
         address=urlencode(arguments),
-        older=None if older is None else urlencode(older),
+        older=older,
         is_first=before is None,
-        known={} if console.is_fragment else console.services.database.read(history.known_values),
+        known={} if console.is_fragment else console.database.read(history.known_values),
         saved=_saved_views(console),
         saved_address=lambda view: f"/console/history?{view.content}",
         options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
@@ -178,29 +177,27 @@ def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
     """The saved views, which rows that a script asks for do not have beside them."""
     if not console.is_admin or console.is_fragment:
         return ()
-    return console.services.database.read(lambda connection: views_of(connection, "history"))
+    return console.database.read(lambda connection: views_of(connection, "history"))
 
 
 def _read_rows(
-    console: ConsoleRequest, search: HistoryFilter, before: Cursor | None
+    console: ConsoleRequest, search: HistoryFilter, before: PageCursor | None
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
-        rows = console.services.database.read(
-            lambda connection: history.history_page(
-                connection, search, before, PAGE_ROWS + 1, contents=console.is_admin
-            )
-        )
+        read = partial(history.history_page, contents=console.is_admin)
+        rows = console.database.read(lambda connection: read(connection, search, before, PAGE_ROWS + 1))
     except TimeOver as error:
         return [], str(error)
     return rows, ""
 
 
+@pages("GET /history.csv")
 def csv(console: ConsoleRequest) -> Answer:
-    """GET /console/history.csv: the same rows, the newest 10,000"""
+    """The same rows, the newest 10,000."""
     arguments = console.arguments(FIELDS)
     search = _read(console, arguments)
-    rows = console.services.database.read(
+    rows = console.database.read(
         lambda connection: history.history_page(connection, search, None, CSV_ROWS, contents=False)
     )
     names = HistoryRow._fields[1:-2]
@@ -214,16 +211,11 @@ def _read(console: ConsoleRequest, arguments: Mapping[str, str]) -> HistoryFilte
     return search
 
 
-def _cursor_text(row: HistoryRow) -> str:
-    return f"{row.created_at.isoformat()}/{row.id.hex}"
-
-
-def _read_cursor(cursor: str) -> Cursor | None:
+def _read_cursor(cursor: str) -> PageCursor | None:
     if not cursor:
         return None
     time, _, name = cursor.partition("/")
     try:
-        created_at = datetime.fromisoformat(time)
-        return Cursor(created_at.astimezone(UTC), UUID(hex=name))
+        return PageCursor(datetime.fromisoformat(time).astimezone(UTC), UUID(hex=name))
     except (ValueError, OverflowError):
         raise InvalidRequest("before must be the position of a response.", param="before") from None

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from engine.statistics import Distribution, Stats
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
@@ -41,10 +41,7 @@ class Fact(NamedTuple):
 
 
 def quantile(values: Distribution, share: float) -> float | None:
-    """The upper bound of the bucket in which that share of the values is reached.
-
-    None without values, and for the last bucket, which has no bound.
-    """
+    """The upper bound of the bucket in which that share is reached; None without values, and for the last."""
     rank = share * sum(values.counts)
     below = 0
     for bound, count in zip(values.bounds, values.counts, strict=False):
@@ -109,9 +106,8 @@ def process_facts(
 def limit_gauges(limits: Mapping[str, tuple[int, int]]) -> list[Gauge]:
     """Limits that are in use or full, by their names; those that nobody uses are left out."""
     gauges = [Gauge(name, used, total) for name, (used, total) in limits.items()]
-    return sorted(
-        (limit for limit in gauges if limit.used), key=lambda limit: -limit.used / max(1, limit.total)
-    )
+    used = [limit for limit in gauges if limit.used]
+    return sorted(used, key=lambda limit: -limit.used / max(1, limit.total))
 
 
 _STOPPING_SECONDS = 5.0
@@ -119,8 +115,9 @@ _asking = threading.Lock()
 """Held while a stop begins, so that a second request sends no second signal, which ends a process at once."""
 
 
+@pages("GET /live")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/live; its script asks again for the part that changes"""
+    """Its script asks again for the part that changes."""
     services = console.services
     stats = services.model.engine.stats()
     capacity, pool = services.recorder.capacity, services.database.pool_stats
@@ -158,8 +155,9 @@ def _threads(pools: ThreadPools) -> Iterator[Gauge]:
         yield Gauge(f"threads, {pool.name}", threads.busy, threads.size)
 
 
+@pages("POST /live/drain")
 def drain(console: ConsoleRequest) -> Answer:
-    """POST /console/live/drain: asks this process to stop, as SIGTERM does"""
+    """Asks this process to stop, as SIGTERM does."""
     typed = console.form.get("confirm", "").strip()
     if typed != _name():
         raise InvalidRequest(
@@ -167,10 +165,9 @@ def drain(console: ConsoleRequest) -> Answer:
             "Behind a balancer another replica may have answered: send SIGTERM to the process then.",
             param="confirm",
         )
-    with console.services.database.begin() as connection:
-        console.actor.record(
-            connection, "process.drain", None, str(console.services.replica), {"name": typed}
-        )
+    with console.database.begin() as connection:
+        replica = str(console.services.replica)
+        console.actor.record(connection, "process.drain", None, replica, {"name": typed})
     _stop(console.services)
     return console.redirect("/console/live")
 

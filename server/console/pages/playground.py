@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_views
 from server.console.pages.run_again import stored_request
 from server.errors import ApiError, InvalidRequest
@@ -24,16 +24,8 @@ from server.store.console.response_detail import ResponseDetail, StoredItem
 from server.store.content import stored_items
 
 FIELDS: Final = (
-    "model",
-    "instructions",
-    "effort",
-    "temperature",
-    "top_p",
-    "max_output_tokens",
-    "seed",
-    "tools",
-    "tool_choice",
-    "format",
+    *("model", "instructions", "effort", "temperature", "top_p", "max_output_tokens", "seed"),
+    *("tools", "tool_choice", "format"),
 )
 """Fields that keep their values from one message to the next."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
@@ -156,15 +148,17 @@ class _Conversation:
     """That of the last response."""
 
 
+@pages("GET /playground", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/playground; `response` is the last one of the conversation"""
+    """`response` is the last one of the conversation."""
     name = console.argument("response")
     conversation = _read(console, name) if name else _Conversation()
     return _page(console, conversation, _form_of(conversation.request), "")
 
 
+@pages("POST /playground")
 def send(console: ConsoleRequest) -> Answer:
-    """POST /console/playground: begins a response; its page follows it, also after a reload"""
+    """Begins a response; its page follows it, also after a reload."""
     services, caller = console.services, console.caller
     try:
         body = msgspec.json.encode(request_body(console.form))
@@ -204,15 +198,13 @@ def _read(console: ConsoleRequest, name: str) -> _Conversation:
     response, tenant = ids.parse_response_id(name), console.caller.tenant
     detail = None
     if response is not None:
-        detail = console.services.database.read(
+        detail = console.database.read(
             lambda connection: response_detail.read_detail(connection, response, contents=True)
         )
     if response is None or detail is None or detail.facts["tenant"] != tenant:
         raise InvalidRequest(f"Your tenant has no response {name[:100]}.", param="response")
     chain = [relative.id for relative in detail.chain]
-    stored = console.services.database.read(
-        lambda connection: response_detail.items_of(connection, tenant, chain)
-    )
+    stored = console.database.read(lambda connection: response_detail.items_of(connection, tenant, chain))
     answered = {item.call_id for item in stored if item.type == "function_call_output"}
     calls = [item for item in stored if item.type == "function_call" and item.call_id not in answered]
     return _Conversation(
@@ -229,7 +221,7 @@ def _request_of(console: ConsoleRequest, detail: ResponseDetail) -> dict[str, An
     assert detail.request is not None
     facts = detail.facts
     parameters = stored_request(detail.request, detail.asked, kind=facts["kind"], seed=None).parameters
-    inputs = console.services.database.read(
+    inputs = console.database.read(
         lambda connection: stored_items.input_items(connection, facts["tenant"], facts["id"])
     )
     of_run = {"background": facts["background"], "store": True, "stream": True}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import item_views
 from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
@@ -17,10 +17,10 @@ from server.store.console import response_detail
 from server.store.content import deletion
 
 
+@pages("GET /responses/{response_id}")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}"""
     response = console.response_id()
-    detail = console.services.database.read(
+    detail = console.database.read(
         lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
     )
     if detail is None:
@@ -41,21 +41,21 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("GET /responses/{response_id}/raw", needs="admin")
 def raw(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/raw: as the API gives it"""
     response = console.response_id()
     facts = find_facts(console)
-    stored = find_response(console.services.database, facts["tenant"], response)
+    stored = find_response(console.database, facts["tenant"], response)
     if stored is None:
         raise not_found(console)
     return console.json(stored)
 
 
+@pages("POST /responses/{response_id}/cancel")
 def cancel(console: ConsoleRequest) -> Answer:
-    """POST /console/responses/{response_id}/cancel"""
     response, facts = console.response_id(), find_facts(console)
     if facts["status"] not in TERMINAL_STATUSES:
-        with console.services.database.begin() as connection:
+        with console.database.begin() as connection:
             claims.request_cancel(connection, facts["tenant"], response, "operator")
             name = ids.response_id(response)
             console.actor.record(connection, "response.cancel", facts["tenant"], name, {})
@@ -63,10 +63,10 @@ def cancel(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/responses/{ids.response_id(response)}")
 
 
+@pages("POST /responses/{response_id}/delete")
 def delete(console: ConsoleRequest) -> Answer:
-    """POST /console/responses/{response_id}/delete"""
     response, facts = console.response_id(), find_facts(console)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         running = deletion.delete(connection, facts["tenant"], response)
         if running is not None:
             name = ids.response_id(response)
@@ -79,9 +79,7 @@ def delete(console: ConsoleRequest) -> Answer:
 def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
     """The row of the response that the address names. Raises NotFound."""
     response = console.response_id()
-    facts = console.services.database.read(
-        lambda connection: response_detail.find_facts(connection, response)
-    )
+    facts = console.database.read(lambda connection: response_detail.find_facts(connection, response))
     if facts is None:
         raise not_found(console)
     return facts

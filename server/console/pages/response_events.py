@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response as HttpResponse
 
-from server.console.console_request import HEADERS, ConsoleRequest
+from server.console.console_request import HEADERS, ConsoleRequest, pages
 from server.console.pages.response import find_facts, not_found
 from server.console.timeline import timeline
 from server.delivery.stored_responses import StreamReader
@@ -36,12 +36,7 @@ class _Place(msgspec.Struct):
 
 
 def event_page(
-    rows: Sequence[LogRow],
-    first: int,
-    limit: int,
-    *,
-    created_at: datetime,
-    contents: bool,
+    rows: Sequence[LogRow], first: int, limit: int, *, created_at: datetime, contents: bool
 ) -> list[dict[str, Any]]:
     """At most `limit` events from sequence number `first` on, fewer if they exceed `MAX_BYTES`.
 
@@ -100,8 +95,8 @@ def delta_text(event: Event) -> str:
     return event.body
 
 
+@pages("GET /responses/{response_id}/timeline")
 def show_timeline(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/timeline: a page, or the fragment on the response's page"""
     facts, log = _read(console, 0, MAX_ROWS)
     return console.page(
         "timeline.html" if console.is_fragment else "timeline_page.html",
@@ -111,8 +106,9 @@ def show_timeline(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("GET /responses/{response_id}/events.json")
 def events(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/events.json: those after the sequence number `after`"""
+    """The events after the sequence number `after`."""
     first = whole_number(console.request, "after", -1) + 1
     limit = max(1, min(MAX_EVENTS, whole_number(console.request, "limit", MAX_EVENTS)))
     facts, log = _read(console, first, limit)
@@ -120,10 +116,9 @@ def events(console: ConsoleRequest) -> Answer:
     return console.json({"events": page, "end": log.end, "ended": facts["status"] in TERMINAL_STATUSES})
 
 
+@pages("GET /responses/{response_id}/stream", needs="admin")
 def stream(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/stream: the API's own stream, after `starting_after` or the last
-    event that an EventSource has seen
-    """
+    """The API's own stream, after `starting_after` or the last event that an EventSource has seen."""
     services, response = console.services, console.response_id()
     facts = find_facts(console)
     after = resume_after(console.request)
@@ -168,7 +163,7 @@ def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str,
             return None, None
         return facts, response_detail.read_log(connection, facts["tenant"], response, first, limit)
 
-    facts, log = console.services.database.read(read)
+    facts, log = console.database.read(read)
     if facts is None:
         raise not_found(console)
     if log is None:

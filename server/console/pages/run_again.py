@@ -7,8 +7,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from server.caller import Caller
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
@@ -49,7 +48,10 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
     repeated: dict[str, Any] = msgspec.json.decode(echo)
     source: dict[str, Any] = msgspec.json.decode(asked) if asked else repeated
     known = set(CreateResponse.__struct_fields__) - set(_OF_ITS_RUN)
-    parameters = {name: _without_nulls(value) for name, value in source.items() if name in known}
+    parameters = {name: value for name, value in source.items() if name in known}
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            parameters[name] = {key: element for key, element in value.items() if element is not None}
     for name in ("instructions", "tools"):
         parameters[name] = repeated.get(name)
     parameters["seed"] = seed
@@ -57,12 +59,6 @@ def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None)
     if "tools" not in parameters:
         parameters.pop("tool_choice", None)
     return StoredRequest(parameters, _notes(repeated, asked, kind), _obstacle(repeated, kind))
-
-
-def _without_nulls(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: element for name, element in value.items() if element is not None}
 
 
 def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:
@@ -133,18 +129,16 @@ class _Source:
     """The JSON of the input items, with their pictures."""
 
 
+@pages("GET /responses/{response_id}/run", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/responses/{response_id}/run: the request, to be changed"""
     source = _read(console)
     text, _ = edited_text(source.request.parameters, source.items)
     return _page(console, source, text, "")
 
 
+@pages("POST /responses/{response_id}/run")
 def run(console: ConsoleRequest) -> Answer:
-    """POST /console/responses/{response_id}/run: the page of the new response follows it
-
-    The audit trail gets its entry after the response has been accepted, in a transaction of its own.
-    """
+    """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     source, edited = _read(console), console.form.get("request", "")
     tenant = source.facts["tenant"]
     try:
@@ -157,7 +151,7 @@ def run(console: ConsoleRequest) -> Answer:
         text = edited or edited_text(source.request.parameters, source.items)[0]
         return _page(console, source, text, str(refusal), refusal.status)
     name, details = ids.response_id(accepted), {"of": source.facts["response"], "changed": bool(edited)}
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         console.actor.record(connection, "response.run_again", tenant, name, details)
     return console.redirect(f"/console/responses/{name}", compare=source.facts["response"])
 
@@ -165,17 +159,14 @@ def run(console: ConsoleRequest) -> Answer:
 def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     """The id of the new response, which counts as the tenant's and as of the caller's key."""
     services = console.services
-    caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
+    caller = console.caller
+    if caller.tenant != tenant:
+        settings = services.database.read(lambda connection: tenants.settings_of(connection, tenant))
+        caller = replace(caller, tenant=tenant, settings=settings)
     input_images.SOURCE.set(services.model.image_source(tenant))
     params = decode(body, CreateResponse, endpoint="responses")
     (accepted,) = services.admission.admit(caller, [params])
     return accepted.id
-
-
-def _caller_for(connection: Connection, caller: Caller, tenant: str) -> Caller:
-    if caller.tenant == tenant:
-        return caller
-    return replace(caller, tenant=tenant, settings=tenants.settings_of(connection, tenant))
 
 
 def _read(console: ConsoleRequest) -> _Source:
@@ -186,13 +177,12 @@ def _read(console: ConsoleRequest) -> _Source:
 
     def read(connection: Connection) -> tuple[str, str | None, list[str] | None]:
         echo, asked = response_detail.read_request(connection, tenant, response)
-        items = response_detail.input_items(
-            connection, tenant, response, facts["conversation_id"], facts["created_at"]
-        )
+        place = (facts["conversation_id"], facts["created_at"])
+        items = response_detail.input_items(connection, tenant, response, *place)
         whole = items and with_image_urls(connection, tenant, items, max_bytes=most)
         return echo, asked, whole if whole is None or len(whole) == len(items or ()) else None
 
-    echo, asked, items = console.services.database.read(read)
+    echo, asked, items = console.database.read(read)
     if items is None:
         raise InvalidRequest("The input of this response is longer than a request may be.")
     request = stored_request(echo, asked, kind=facts["kind"], seed=facts["seed"])
@@ -200,12 +190,5 @@ def _read(console: ConsoleRequest) -> _Source:
 
 
 def _page(console: ConsoleRequest, source: _Source, text: str, message: str, status: int = 200) -> Answer:
-    return console.page(
-        "run_again.html",
-        status,
-        facts=source.facts,
-        request=source.request,
-        has_input='"input":' in text,
-        text=text,
-        message=message,
-    )
+    values = {"facts": source.facts, "request": source.request, "text": text, "message": message}
+    return console.page("run_again.html", status, has_input='"input":' in text, **values)

@@ -4,14 +4,15 @@ from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
 from server.administration import saved_views
-from server.console.console_request import MAX_FIELDS, ConsoleRequest
+from server.console.console_request import MAX_FIELDS, ConsoleRequest, pages
 from server.console.pages.history import FIELDS
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
+from server.store.console.saved_views import ViewPage
 
 
+@pages("POST /saved_views")
 def save(console: ConsoleRequest) -> Answer:
-    """POST /console/saved_views: the query of an SQL editor, or the address of a history"""
     page, name = console.form.get("page"), console.form.get("name", "").strip()
     if page == "sql":
         content = console.form.get("query", "").strip()
@@ -21,19 +22,18 @@ def save(console: ConsoleRequest) -> Answer:
         content = history_query(console.form.get("content", ""))
     else:
         raise InvalidRequest("page is history or sql.", param="page")
-    with console.services.database.begin() as connection:
-        view = saved_views.save_view(
-            connection, console.actor, "sql" if page == "sql" else "history", name, content
-        )
+    kind: ViewPage = "sql" if page == "sql" else "history"
+    with console.database.begin() as connection:
+        view = saved_views.save_view(connection, console.actor, kind, name, content)
     if page == "sql":
         return console.redirect("/console/sql", view=str(view))
     return console.redirect(f"/console/history?{content}")
 
 
+@pages("POST /saved_views/{view_id}/delete")
 def delete(console: ConsoleRequest) -> Answer:
-    """POST /console/saved_views/{view_id}/delete"""
     view = view_id(console.request.path_params["view_id"])
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         deleted = saved_views.delete_view(connection, console.actor, view)
     return console.redirect(f"/console/{deleted.page}")
 

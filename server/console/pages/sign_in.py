@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.console.console_request import ConsoleRequest, html, redirect
+from server.console.console_request import ConsoleRequest, html, pages, redirect
 from server.console.session_cookie import PATH, end_session, set_session, with_key
 from server.console.templates import render
 from server.errors import NotAuthenticated
@@ -36,13 +36,13 @@ def sign_in(services: Services, request: Request, form: dict[str, str]) -> Respo
     return answer
 
 
+@pages("GET /sign-out")
 def confirm_sign_out(console: ConsoleRequest) -> Response:
-    """GET /console/sign-out"""
     return console.page("sign_out.html")
 
 
+@pages("POST /sign-out", needs="metadata")
 def sign_out(console: ConsoleRequest) -> Response:
-    """POST /console/sign-out"""
     answer = console.redirect(f"{PATH}/sign-in")
     end_session(answer)
     return answer

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
 from server.console.sql_reader import MAX_QUERIES, NO_READER
@@ -58,20 +58,22 @@ class _Outcome:
     is_plan: bool = False
 
 
+@pages("GET /sql", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/sql; `question` or `view` names one whose query is in the editor"""
+    """`question` or `view` names one whose query is in the editor."""
     number, view = console.argument("question"), console.argument("view")
     known = questions()
     query = known[int(number)].query if number in map(str, range(len(known))) else ""
     if view:
         named = view_id(view)
-        saved = console.services.database.read(lambda connection: find_view(connection, named))
+        saved = console.database.read(lambda connection: find_view(connection, named))
         query = "" if saved is None else saved.content
     return _page(console, query, _Outcome())
 
 
+@pages("POST /sql")
 def run(console: ConsoleRequest) -> Answer:
-    """POST /console/sql: the result, or with `wish` the plan or the result as CSV"""
+    """The result, or with `wish` the plan or the result as CSV."""
     query = console.form.get("query", "")
     if not query.strip() or len(query) > MAX_QUERY_CHARS:
         raise InvalidRequest(f"A query has 1 to {MAX_QUERY_CHARS:,} characters.", param="query")
@@ -87,7 +89,7 @@ def run(console: ConsoleRequest) -> Answer:
 
 def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResult:
     """Runs the query; the audit trail says so first. Raises QueryFailed or Overloaded."""
-    database, reader = console.services.database, console.sql_reader
+    database, reader = console.database, console.sql_reader
     if not reader.may_query:
         raise QueryFailed(NO_READER)
     with reader.query_turn():
@@ -102,7 +104,7 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
     if result is not None and not outcome.is_plan:
         names, types = zip(*result.columns, strict=True)
         chart = chart_of(names, types, result.rows)
-    views, saved = console.services.database.read(
+    views, saved = console.database.read(
         lambda connection: (admin_views(connection), views_of(connection, "sql"))
     )
     return console.page(
@@ -157,8 +159,8 @@ class ResultChart(NamedTuple):
 def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) -> ResultChart | None:
     """The chart of a result's first rows; None if there is nothing to draw.
 
-    Where several rows have the same first value, their first number is drawn, a series for each of the texts
-    beside it, of which the largest are kept.
+    Of rows with the same first value the first number is drawn, a series for each text beside it; the largest
+    are kept.
     """
     numbers = [place for place in range(1, len(types)) if types[place] in NUMBERS]
     if not numbers or len(rows) < 2:
@@ -183,9 +185,7 @@ def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) ->
     shown_names = {name for name, _values in largest[:MAX_SERIES]}
     drawn = [(name, values) for name, values in series_by_name.items() if name in shown_names]
     if kind == "name":
-        return ResultChart(
-            kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn
-        )
+        return ResultChart(kind, [float(number) for number in index.values()], list(map(str, places)), drawn)
     return ResultChart(kind, [float(place) for place in places], [], drawn)
 
 

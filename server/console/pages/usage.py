@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.administration import usage
@@ -129,9 +129,8 @@ def chart(rows: Sequence[UsageRow], query: UsageFilter, measure: str) -> UsageCh
     lines = list(series.values())
     if any(rest):
         names, lines = [*names, "others"], [*lines, rest]
-    return UsageChart(
-        [day.isoformat() for day in days], names, [[float(value) for value in line] for line in lines]
-    )
+    charted = [[float(value) for value in line] for line in lines]
+    return UsageChart([day.isoformat() for day in days], names, charted)
 
 
 def _key(row: UsageRow) -> tuple[str | None, ...]:
@@ -165,11 +164,11 @@ def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
     return urlencode({**arguments, **{name: value for name, value in fields.items() if value}})
 
 
+@pages("GET /usage")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/usage"""
     arguments = console.arguments(FIELDS)
     message, status, shown = "", 200, None
-    known = console.services.database.read(history.known_values)
+    known = console.database.read(history.known_values)
     try:
         query = read_filter(arguments, datetime.now(UTC).date())
         shown = _read(console, query, arguments.get("show", DEFAULT_MEASURE))
@@ -193,17 +192,18 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("GET /usage.csv")
 def csv(console: ConsoleRequest) -> Answer:
-    """GET /console/usage.csv: a row for each day and group"""
+    """A row for each day and group."""
     query = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
-    rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, query))
+    rows = console.database.read(lambda connection: usage.read_days_of_groups(connection, query))
     return console.csv("usage.csv", csv_rows(rows))
 
 
 def _read(console: ConsoleRequest, query: UsageFilter, measure: str) -> dict[str, Any]:
     """Return the template's values for a period, read in one snapshot."""
     with_users = shows_users(query)
-    rows, users, refused, latencies = console.services.database.read(
+    rows, users, refused, latencies = console.database.read(
         lambda connection: (
             usage.read_usage(connection, query),
             usage.read_top_users(connection, query) if with_users else [],

@@ -1,7 +1,6 @@
 """ASGI answers that wait for responses: EventStream sends their server-sent events, FinalResponse their JSON.
 
-They wait on the event loop, and use a thread only to read the store: for stored events, which come before
-those that are committed meanwhile, and for responses that run on another replica.
+They wait on the event loop, and use a thread only to read the store.
 """
 
 import asyncio
@@ -97,9 +96,7 @@ class StreamPosition:
         return self.channel.after(self._position)
 
     def _is_ahead(self) -> bool:
-        """Whether the client has events from the store that the channel has not had. Should the database lose
-        them, the channel has others, and does not know of a fork.
-        """
+        """Whether the client has events that the channel has not had: of their loss it would not know."""
         if self.channel is None or self._last is None:
             return False
         return self.channel.next_seq is None or self.channel.next_seq < self._position
@@ -148,10 +145,7 @@ class _Waker(asyncio.Event):
         return not self._disconnected.done()
 
     async def wait_for(self, seconds: float | None, on_news: Callable[[], bool] | None = None) -> None:
-        """Waits until it is set or the time is over.
-
-        Meanwhile news call `on_news`, which returns whether it has dealt with them.
-        """
+        """Waits until it is set or the time is over; `on_news` says whether it has dealt with news."""
         self.on_news = on_news
         try:
             async with asyncio.timeout(seconds):
@@ -275,10 +269,8 @@ class EventStream:
         if sum(map(len, ready)) > _BLOCK_BYTES:
             return False
         if self._transform is not None:
-            rewritten = (
-                self._transform.rewrite(index, frames) for index, frames in enumerate(news) if frames
-            )
-            ready = [frame for frames in rewritten for frame in frames]
+            changed = (self._transform.rewrite(index, frames) for index, frames in enumerate(news) if frames)
+            ready = [frame for frames in changed for frame in frames]
         for position, frames in zip(self._positions, news, strict=True):
             position.advance(frames)
         if block := b"".join(ready):

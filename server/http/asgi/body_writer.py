@@ -13,10 +13,7 @@ BODY_WRITER = "body_writer"
 
 
 class BodyWriter:
-    """The body, of no length told before, of the answer that one connection is sending.
-
-    Only on the event loop, and only while the application has no `send` in progress.
-    """
+    """The body of an answer in progress; on the loop, while the application has no `send` in progress."""
 
     def __init__(self, connection: h11.Connection, transport: asyncio.WriteTransport) -> None:
         self._connection = connection
@@ -27,15 +24,10 @@ class BodyWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a part may be written: the body has begun, and the kernel has taken all that was written.
-
-        If not, the part has to be sent through ASGI, which waits for the client.
-        """
-        return (
-            self._connection.our_state is h11.SEND_BODY
-            and not self._transport.is_closing()
-            and not self._transport.get_write_buffer_size()
-        )
+        """Whether the body has begun and the kernel has taken all of it; else ASGI waits for the client."""
+        transport = self._transport
+        is_free = not transport.is_closing() and not transport.get_write_buffer_size()
+        return is_free and self._connection.our_state is h11.SEND_BODY
 
     def write(self, part: bytes) -> None:
         """Writes the part, whole events, which must not be empty, in the body's framing."""

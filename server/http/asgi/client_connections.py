@@ -59,9 +59,8 @@ class Arrivals:
 class Arrival:
     """An accepted connection until the head of its first request is whole: a socket and some bytes.
 
-    A client that is silent, or sends a head byte by byte, costs no more. The head of a malformed request may
-    be whole earlier than it seems, or never; Hypercorn refuses it. Of TLS the ClientHello has to be whole: it
-    is looked at, and left to be read.
+    The head of a malformed request may be whole earlier, or never; Hypercorn refuses it. Of TLS the
+    ClientHello has to be whole: it is looked at, and left to be read.
     """
 
     __slots__ = ("_arrivals", "_flags", "_is_watched", "_on_lost", "_on_whole", "_seen", "head", "socket")
@@ -143,8 +142,7 @@ GoesFirst = Callable[[bytes, bytes], bool]
 """Whether a request with this target and Authorization header waits for no turn."""
 _HEALTH = frozenset({b"/health/live", b"/health/ready", b"/health", b"/ping"})
 _TURN_S = 0.002
-"""Least pause between two requests without a key, or parts of their bodies: twice what a request takes of the
-event loop's time."""
+"""Least pause between two requests without a key, or parts of their bodies: twice what a request takes."""
 _TURNS = 10
 """Least pause in turns of the event loop, of which a request takes some twenty: a busy loop begins fewer."""
 
@@ -165,15 +163,8 @@ class ClientConnection:
     """One connection, from when it is accepted on: while it shakes hands, between requests and in one."""
 
     __slots__ = (
-        "_connections",
-        "abort",
-        "close",
-        "had_request",
-        "has_begun",
-        "has_key",
-        "has_turn",
-        "is_idle",
-        "on_authenticated",
+        *("_connections", "abort", "close", "had_request", "has_begun"),
+        *("has_key", "has_turn", "is_idle", "on_authenticated"),
     )
 
     def __init__(self, connections: "ClientConnections", abort: Callable[[], object]) -> None:
@@ -316,8 +307,8 @@ class ClientConnections:
     def close_one(self) -> bool:
         """Closes a connection for a new one; False where each is in a request with a key.
 
-        Of those without a key, arrivals and served ones, the larger group gives up its oldest. So neither of
-        them is closed faster because more come of the other.
+        The larger group without a key, arrivals or served ones, gives up its oldest, so that neither drives
+        out the other.
         """
         strangers = max(self._served, self._arriving, key=len)
         closes_idle = len(self._arriving) + len(self._served) <= self._reserved and bool(self._idle)

@@ -1,8 +1,8 @@
 """Middleware CorsAndSlashes: CORS headers and preflights for configured origins; trailing slashes removed."""
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.configuration.origins import AllowedOrigins
 
@@ -16,9 +16,7 @@ _MAX_AGE_S = 600
 
 
 class CorsAndSlashes:
-    """ASGI middleware. Paths are rewritten, not redirected as Starlette's router would: behind a proxy that
-    ends TLS its redirects point to http://.
-    """
+    """Paths are rewritten: behind a proxy that ends TLS, Starlette's redirects would point to http://."""
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         self._app = app
@@ -36,30 +34,19 @@ class CorsAndSlashes:
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await self._preflight(origin, headers, scope["state"]["request_id"])(scope, receive, send)
         else:
-            await self._app(scope, receive, self._allowing(origin, send))
+            exposed = {"access-control-expose-headers": _EXPOSED}
+            scope["state"]["cors_headers"] = self._allowed(origin) | exposed
+            await self._app(scope, receive, send)
 
     def _preflight(self, origin: str, asked: Headers, request_id: str) -> Response:
         """The answer to a preflight request: every header is allowed. The key comes with the real request."""
-        headers = {
-            **self._allowed(origin),
-            "x-request-id": request_id,
-            "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": asked.get("access-control-request-headers", "*"),
-            "access-control-max-age": str(_MAX_AGE_S),
-        }
+        names = asked.get("access-control-request-headers", "*")
+        headers = {**self._allowed(origin), "x-request-id": request_id}
+        headers |= {"access-control-allow-methods": _METHODS, "access-control-allow-headers": names}
+        headers["access-control-max-age"] = str(_MAX_AGE_S)
         if "access-control-request-private-network" in asked:
             headers["access-control-allow-private-network"] = "true"
         return Response(status_code=204, headers=headers)
-
-    def _allowing(self, origin: str, send: Send) -> Send:
-        async def send_allowed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=list(message["headers"]))
-                headers.update({**self._allowed(origin), "access-control-expose-headers": _EXPOSED})
-                message = {**message, "headers": headers.raw}
-            await send(message)
-
-        return send_allowed
 
     def _allowed(self, origin: str) -> dict[str, str]:
         if self._origins.any:

@@ -1,8 +1,7 @@
 """ASGI endpoints around handlers, plain functions: authenticate, read the body, call in a thread, answer.
 
-A caller is authenticated before any byte of the body is read. A key that was valid, and had the scope, when
-it was last used here is looked up after the body, in the handler's thread. A handler gets the caller and the
-whole body.
+A caller is authenticated before the body is read; a key that was valid when it was last used here is looked
+up after it, in the handler's thread.
 """
 
 import asyncio
@@ -126,9 +125,11 @@ class AuthenticatedEndpoint(Generic[C]):
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         known = self._known_caller(request)
-        caller = await self._identify_caller(request) if known is None else known
+        caller = await self.context.identify_caller(request) if known is None else known
+        if known is None:
+            self.authorize(caller)
         share = self.context.share_of(caller)
-        with self._within_limit(share):
+        with self.context.requests.hold(share.tenant) if self.limited else nullcontext():
             try:
                 coding = read_content_encoding(request.headers.get("content-encoding", ""))
                 content = await body.read(share.tenant, self.max_body, self.body_seconds)
@@ -165,11 +166,6 @@ class AuthenticatedEndpoint(Generic[C]):
                 return caller
         return None
 
-    async def _identify_caller(self, request: Request) -> C:
-        caller = await self.context.identify_caller(request)
-        self.authorize(caller)
-        return caller
-
     def _handle(self, request: Request, caller: C, content: bytes) -> tuple[C, Answer]:
         return caller, self.handler(request, caller, content)
 
@@ -179,18 +175,11 @@ class AuthenticatedEndpoint(Generic[C]):
         self.authorize(caller)
         return self._handle(request, caller, content)
 
-    def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
-        return self.context.requests.hold(share.tenant) if self.limited else nullcontext()
-
 
 class PublicEndpoint:
     """An ASGI app without authentication. It never reads a request's body."""
 
-    def __init__(
-        self,
-        handler: Callable[[Request], Response],
-        threads: ThreadPool | None,
-    ) -> None:
+    def __init__(self, handler: Callable[[Request], Response], threads: ThreadPool | None) -> None:
         """Without a pool the handler is called on the loop and must not block.
 
         With one, a single call at a time answers all requests that arrive during it or within
@@ -227,16 +216,6 @@ class PublicEndpoint:
             return on_error(request, error)
         finally:
             self._answered_at = asyncio.get_running_loop().time()
-
-
-class RouterRefusal:
-    """A 404 or 405 of the router, which has not read the request's body."""
-
-    def __init__(self, answer: Response) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await drain_and_answer(self._answer, scope, receive, send)
 
 
 class RefuseAll:

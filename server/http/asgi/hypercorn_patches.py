@@ -87,7 +87,6 @@ class Http1(H11Protocol):
             await self._refuse(400, "The headers of a WebSocket's handshake are ASCII.")
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Answers a malformed request with an error object, like every other refusal."""
         await self._send_error(status_code, "The request is not valid HTTP/1.1.")
 
     async def _refuse(self, status: int, message: str) -> None:
@@ -111,9 +110,7 @@ class Http1(H11Protocol):
 
 
 class Handshake(ws_stream.Handshake):
-    """A WebSocket handshake that offers no extensions: a compressed message can decompress to a
-    thousand times its length.
-    """
+    """A handshake that offers no extensions: a message can decompress to a thousand times its length."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]], http_version: str) -> None:
         super().__init__(headers, http_version)
@@ -144,10 +141,8 @@ class ReceivedBytes:
 
 
 class MessageBuffer(ws_stream.WebsocketBuffer):
-    """A WebSocket's incoming message. Stops growing at the size limit or at its tenant's limit of bytes;
-    Hypercorn's buffer keeps everything that a client sends after the limit.
-
-    The reader of a message releases its reserved bytes.
+    """A WebSocket's incoming message, whose reader releases its bytes. It stops growing at the size limit or
+    at its tenant's; Hypercorn's keeps all that a client sends.
     """
 
     received: ReceivedBytes | None = None
@@ -166,10 +161,9 @@ class MessageBuffer(ws_stream.WebsocketBuffer):
 
 
 class WebSocketStream(ws_stream.WSStream):
-    """A WebSocket whose message buffer is in its ASGI scope's state, for the application.
+    """A WebSocket whose message buffer is in its ASGI scope's state.
 
-    One that is refused here, for a wrong handshake or for data before its answer, is closed, and the
-    application hears of it. Hypercorn 0.18 leaves the connection open, and the application waiting.
+    One that is refused here is closed, and the application hears of it: Hypercorn 0.18 leaves both waiting.
     """
 
     async def handle(self, event: object) -> None:

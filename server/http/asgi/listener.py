@@ -1,7 +1,6 @@
 """Listener: accepts client connections up to a limit, beyond which one is closed for each new one.
 
-Hypercorn serves each connection. They are accepted here because asyncio's server has no limit, and once file
-descriptors have run out it retries and logs once for every pending connection.
+Hypercorn serves them. asyncio's server has no limit, and without file descriptors logs every retry.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 log = logging.getLogger("holdfast.listener")
 
 DEFAULT_CONNECTIONS = 4096
-_SPARE = 32
+SPARE = 32
 """Connections beyond the limit, which those with a key leave to health checks and to who comes next."""
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
@@ -52,7 +51,7 @@ _PART_AT_ONCE = 16
 """At most a 16th of the limit: a request that waits for its turn is not driven out before that comes."""
 _RESERVED_FILES = 96
 """File descriptors for everything except connections."""
-_MAX_FILES = 65536
+MAX_FILES = 65536
 """The soft limit is not raised further: some child processes close or scan every possible descriptor."""
 _PAUSE_S = 1.0
 """Pause before the next accept once file descriptors have run out."""
@@ -64,16 +63,16 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 def raise_file_limit() -> int:
     """Raises the soft limit of open files as far as is useful; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft == resource.RLIM_INFINITY or soft >= limit:
-        return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
+        return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
 
 
 def connection_limit(requested: int | None, files: int, database: int) -> int:
     """The most client connections, given the limit of open files and the database connections; at least 8."""
-    room = files - _RESERVED_FILES - database - _SPARE - metrics_connection_limit(requested, files) - _SPARE
+    room = files - _RESERVED_FILES - database - SPARE - metrics_connection_limit(requested, files) - SPARE
     return max(8, min(requested or DEFAULT_CONNECTIONS, room))
 
 
@@ -114,8 +113,8 @@ class Listener:
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
         self._send_seconds = send_seconds
-        self._connections = ClientConnections(max_connections + _SPARE, _SPARE, goes_first)
-        self._accepted_at_once = min(_ACCEPTED_AT_ONCE, (max_connections + _SPARE) // _PART_AT_ONCE)
+        self._connections = ClientConnections(max_connections + SPARE, SPARE, goes_first)
+        self._accepted_at_once = min(_ACCEPTED_AT_ONCE, (max_connections + SPARE) // _PART_AT_ONCE)
         self._arrivals = Arrivals()
         self._context = WorkerContext(None)
         self._attaching: set[asyncio.Task[None]] = set()

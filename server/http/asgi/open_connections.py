@@ -56,10 +56,7 @@ class OpenConnections:
         return list(self._open)
 
     def end(self, keys: Iterable[str]) -> None:
-        """Interrupts all that is open with these keys.
-
-        It is called again for what is still open: `asyncio.wait_for` may lose a cancellation.
-        """
+        """Interrupts all that is open with these keys; repeat it: `asyncio.wait_for` may lose one."""
         ended = [key for key in keys if key in self._open]
         if ended and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the process ends

@@ -15,9 +15,8 @@ from server.limits.shared_limit import SharedLimit
 _DRAIN_FACTOR = 8
 """A body over the limit is read and dropped up to this multiple of the limit: many clients read the
 answer only after they have sent the whole body."""
-_LINGER_S = 2.0
-"""Seconds for which a refused request's body is drained. Closing with unread bytes sends a TCP reset, which
-destroys the answer."""
+LINGER_S = 2.0
+"""Seconds for draining a refused request's body: closing with unread bytes resets and destroys the answer."""
 _DROPPED_BYTES = 1024 * 1024
 """Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
 _PIECE = 64 * 1024
@@ -42,8 +41,8 @@ class RequestBody:
     async def read(self, tenant: str, most: int, seconds: float) -> bytes:
         """The content, at most `most` bytes.
 
-        Raises BodyTooLarge, BodyTooSlow after `seconds`, ClientGone, and TooManyRequests or Overloaded when
-        the tenant or the server has reached the limit of bytes in memory.
+        Raises BodyTooLarge, BodyTooSlow after `seconds`, ClientGone, and TooManyRequests or Overloaded at a
+        limit of bytes in memory.
         """
         self._tenant = tenant
         try:
@@ -79,10 +78,7 @@ class RequestBody:
         return b"".join(chunks)
 
     def unpack(self, content: bytes, coding: str, most: int) -> bytes:
-        """The decompressed content; both copies count. Blocks, so call it in a thread.
-
-        Raises as `decompress` and `read` do.
-        """
+        """The decompressed content; both copies count. Blocks. Raises as `decompress` and `read` do."""
         packed = len(content)
         return decompress(content, coding, most, lambda size: self._reserve(packed + min(size, most)))
 
@@ -99,10 +95,7 @@ class RequestBody:
 
 
 async def drain_and_answer(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Drains a short body, then answers, so that the connection can be reused.
-
-    A longer or slower body is handled by `answer_unread`.
-    """
+    """Drains a short body, so that the connection can be reused, then answers; else as `answer_unread`."""
     if not _has_body(scope) or await _drop(receive):
         await answer(scope, receive, send)
     else:
@@ -113,7 +106,7 @@ async def _drop(receive: Receive) -> bool:
     """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
     left = _DROPPED_BYTES
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
+        async with asyncio.timeout(LINGER_S):
             while left >= 0:
                 message = await receive()
                 left -= len(message.get("body", b""))
@@ -128,10 +121,8 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends an answer to a request whose body was not read. If there is one, it is drained for `_LINGER_S`.
-
-    nginx's lingering close. The answer must have a Content-Length: its last ASGI message is delayed until the
-    body has ended.
+    """Sends an answer, with a Content-Length, to a request whose body was not read, which is drained for
+    `LINGER_S`: nginx's lingering close. Its last message is delayed until then.
     """
     if not _has_body(scope):
         await answer(scope, receive, send)
@@ -150,7 +141,7 @@ async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: S
     try:
         await answer(scope, receive, send_open)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 await ended.wait()
         await send(last)  # Hypercorn then reports a disconnect, which ends the draining
     except BaseException:
@@ -179,10 +170,9 @@ def read_content_encoding(header: str) -> str | None:
 
 
 def decompress(content: bytes, coding: str, most: int, reserve: Callable[[int], None]) -> bytes:
-    """The decompressed body, at most `most` bytes.
+    """The decompressed body. `reserve` gets the total in memory before it grows, and may raise.
 
-    `reserve` is called with the total in memory before it grows, and may raise. Raises BodyTooLarge, or
-    InvalidRequest for a truncated, corrupt or trailing stream.
+    Raises BodyTooLarge, or InvalidRequest for a truncated, corrupt or trailing stream.
     """
     unpacking = zlib.decompressobj(_window(content, coding))
     pieces: list[bytes] = []

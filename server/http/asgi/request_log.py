@@ -74,10 +74,7 @@ def bounded_user_agent(header: str | None) -> str | None:
 
 
 class RequestLog:
-    """ASGI middleware, the outermost one.
-
-    An answer gets the headers that its request has as `answer_headers` in its state, too.
-    """
+    """The outermost ASGI middleware. It adds `cors_headers` and `answer_headers` of a request's state."""
 
     def __init__(
         self, app: ASGIApp, observer: RequestObserver | None = None, tracer: Tracer | None = None
@@ -94,9 +91,8 @@ class RequestLog:
         context = RequestContext(request_id_of(headers.get("x-request-id")))
         context.user_agent = bounded_user_agent(headers.get("user-agent"))
         sent = Sent()
-        scope.setdefault("state", {}).update(
-            {_CONTEXT: context, _SENT: sent, "request_id": context.request_id}
-        )
+        state = {_CONTEXT: context, _SENT: sent, "request_id": context.request_id}
+        scope.setdefault("state", {}).update(state)
         CURRENT.set(context)
         began = perf_counter()
         span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
@@ -120,12 +116,9 @@ def _route(scope: Scope) -> str:
 
 def _report(observer: RequestObserver, scope: Scope, sent: Sent, seconds: float) -> None:
     is_http = scope["type"] == "http"
-    observer.request(
-        _route(scope) or NO_ROUTE,
-        scope["method"] if is_http else "GET",
-        sent.status or CLIENT_GONE,
-        seconds if is_http else None,
-    )
+    method = scope["method"] if is_http else "GET"
+    status = sent.status or CLIENT_GONE
+    observer.request(_route(scope) or NO_ROUTE, method, status, seconds if is_http else None)
     error = scope["state"].get("error")
     if isinstance(error, ApiError):
         observer.error(error)
@@ -136,12 +129,9 @@ def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span |
     if scope["path"].startswith(_PROBES):
         return None
     method = scope.get("method", "GET")
-    span = tracer.begin(
-        method,
-        kind="server",
-        parent=Headers(scope=scope).get("traceparent"),
-        attributes={"http.request.method": method, "holdfast.request_id": context.request_id},
-    )
+    attributes = {"http.request.method": method, "holdfast.request_id": context.request_id}
+    parent = Headers(scope=scope).get("traceparent")
+    span = tracer.begin(method, kind="server", parent=parent, attributes=attributes)
     if span is not None:
         context.trace_parent = span.trace_parent
     return span
@@ -213,7 +203,8 @@ class _CountingSend:
                 sent.status = message["status"]
                 if _is_event_stream(message):
                     sent.events = 0
-                if extra := self._scope["state"].get("answer_headers"):
+                state = self._scope["state"]
+                if extra := {**state.get("cors_headers", {}), **state.get("answer_headers", {})}:
                     more = [(name.encode(), value.encode()) for name, value in extra.items()]
                     message = {**message, "headers": [*message["headers"], *more]}
             case "websocket.accept":
@@ -225,9 +216,8 @@ class _CountingSend:
 
 
 def _is_event_stream(start: Message) -> bool:
-    return any(
-        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"]
-    )
+    kinds = [value for name, value in start["headers"] if name == b"content-type"]
+    return any(kind.startswith(b"text/event-stream") for kind in kinds)
 
 
 def log_access(scope: Scope, context: RequestContext, sent: Sent, seconds: float) -> None:

@@ -1,8 +1,7 @@
 """Thread pools in which handlers run, one for each kind of work, each shared out fairly among tenants.
 
-The pools do not share threads, so neither slow writes nor many streams delay a read, a cancel or a health
-check. A queue is served round robin: a tenant with a thousand queued requests delays another tenant's request
-by the time of one.
+The pools share no threads, so neither writes nor streams delay a read, a cancel or a health check. A queue is
+served round robin: a tenant's thousand requests delay another's by the time of one.
 """
 
 import asyncio
@@ -144,10 +143,7 @@ async def run_in_thread(threads: Threads, function: Callable[..., T], *arguments
 
 
 class ThreadPool:
-    """Runs at most `threads` functions at a time, at most half of them (rounded up) of one tenant.
-
-    Use it on the event loop only.
-    """
+    """Runs at most `threads` functions at a time, half of them (rounded up) of one tenant; loop only."""
 
     def __init__(self, threads: int, wait_seconds: float = WAIT_S) -> None:
         self.size = threads
@@ -156,10 +152,10 @@ class ThreadPool:
         self._threads = Threads()
 
     async def run(self, share: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
-        """`function(*arguments)` in a thread of this pool.
+        """`function(*arguments)` in a thread of this pool; raises its exceptions.
 
-        Raises the function's exceptions; TooManyRequests when the tenant's share stayed in use for the whole
-        waiting time, Overloaded when all threads did.
+        After the waiting time raises TooManyRequests where the tenant's share is in use, Overloaded where all
+        threads are.
         """
         limits: dict[Hashable, int] | None = {share.tenant: self.size} if share.unlimited else None
         try:

@@ -16,15 +16,15 @@ CHECKED_S = 10.0
 
 
 class ServerCertificate:
-    """A certificate chain and its private key, in PEM. New connections have what is in the files.
+    """A certificate chain and its private key, in PEM, as they are in the files at a new connection.
 
-    A renewed pair that cannot be loaded is logged, and the one before stays in use: a renewal may be half
-    done.
+    A renewed pair that cannot be loaded is logged, and the one before stays: a renewal may be half done.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, *, checked_s: float = CHECKED_S) -> None:
         """Raises ConfigError if the files are no pair of a certificate and its key."""
         self._paths = (certificate, key)
+        self._checked_s = checked_s
         self._checked_at = monotonic()
         try:
             self._changed_at = self._times()
@@ -36,7 +36,7 @@ class ServerCertificate:
 
     def context(self) -> ssl.SSLContext:
         """The context for the next connection: TLS 1.2 or later, HTTP/1.1."""
-        if monotonic() - self._checked_at >= CHECKED_S:
+        if monotonic() - self._checked_at >= self._checked_s:
             self._checked_at = monotonic()
             self._reload()
         return self._context

@@ -1,170 +1,284 @@
-"""The admin API's tenants and keys: create, list, retrieve, change, delete, rotate, revoke."""
+"""The admin API's tenants and keys: their settings, the keys themselves, erasure, lists of conversations."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from typing import Annotated
 
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.administration import keys, tenants
+from server.administration import erasure, keys, tenants
 from server.administration.actor import Actor
-from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
-from server.errors import InvalidRequest, NotFound
-from server.http.handlers.responses import MAX_KEY_LENGTH
+from server.errors import Conflict, NotFound
+from server.http.handlers.responses import MAX_KEY_LENGTH, bounded_idempotency_key
 from server.http.json_responses import json_response
-from server.http.query_and_headers import one_of, page_request, text
-from server.http.services import Services
-from server.protocol.administration.objects import DeletedTenant, RevokedKey, page_of
-from server.protocol.administration.requests import (
-    CreateKey,
-    CreateTenant,
-    RevokeKey,
-    RotateKey,
-    UpdateKey,
-    UpdateTenant,
-)
+from server.http.operation import Parameter, RouteTable
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
+from server.http.services import ApiCall
+from server.maintenance.erasure import Outcome
+from server.protocol import ids
+from server.protocol.administration import objects, requests
+from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
+from server.protocol.list_pages import Page
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.administration.stored_keys import KeyState
+from server.store.content import conversations
+from server.store.database import Connection
+from server.store.erasure.subject import Subject
 
 KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
+ERASE_SECONDS = 8.0
+"""About how long one request erases; a client sends it again until nothing is left."""
+ADMIN = {"scope": "admin", "tag": "administration"}
+"""Fields of all operations of the admin API."""
+routes = RouteTable("administration", "/admin/v1", **ADMIN)
+
+_ONCE = Parameter(
+    "Idempotency-Key",
+    Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)],
+    "With the same one no second key is made: the answer is 409 and names the first.",
+    place="header",
+)
 
 
-def create_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/tenants"""
-    requested = decode(body, CreateTenant)
-    with services.database.begin() as connection:
-        made = tenants.create_tenant(connection, actor_of(caller, request), requested.id, requested)
-    return json_response(request, made)
+@contextmanager
+def changing(call: ApiCall) -> Iterator[tuple[Connection, Actor]]:
+    """A transaction for a change, and the caller as the audit trail names it."""
+    with call.database.begin() as connection:
+        yield connection, actor_of(call)
 
 
-def list_tenants(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/tenants: those that have settings or keys, by name"""
-    asked = page_request(request, "asc")
-    with services.database.begin() as connection:
+@routes(
+    "POST /tenants",
+    "Create a tenant's settings.",
+    objects.Tenant,
+    takes=requests.CreateTenant,
+    refuses=(Conflict,),
+)
+def create_tenant(call: ApiCall) -> objects.Tenant:
+    requested = decode(call.body, requests.CreateTenant)
+    with changing(call) as (connection, actor):
+        return tenants.create_tenant(connection, actor, requested.id, requested)
+
+
+@routes(
+    "GET /tenants",
+    "List the tenants that have settings or keys, by name.",
+    objects.TenantPage,
+    parameters=PAGE,
+)
+def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
+    asked = page_request(call.request, "asc")
+    with call.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
         stored = stored_tenants.of_names(connection, names)
-        listed = tenants.tenant_objects(connection, names, stored.values())
-    return json_response(request, page_of(listed, asked.limit))
+        return page_of(tenants.tenant_objects(connection, names, stored.values()), asked.limit)
 
 
-def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/tenants/{tenant}"""
-    name = request.path_params["tenant"]
-    _refuse_nul(name)
-    with services.database.begin() as connection:
+@routes("GET /tenants/{tenant}", "Retrieve a tenant.", objects.Tenant)
+def retrieve_tenant(call: ApiCall) -> objects.Tenant:
+    name = _tenant(call)
+    with call.database.begin() as connection:
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-        own = [] if stored is None else [stored]
-        (tenant,) = tenants.tenant_objects(connection, [name], own)
-    return json_response(request, tenant)
+        (tenant,) = tenants.tenant_objects(connection, [name], [] if stored is None else [stored])
+    return tenant
 
 
-def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/tenants/{tenant}"""
-    name, requested = request.path_params["tenant"], decode(body, UpdateTenant)
-    _refuse_nul(name)
-    with services.database.begin() as connection:
-        changed = tenants.update_tenant(connection, actor_of(caller, request), name, requested)
-    return json_response(request, changed)
+@routes(
+    "POST /tenants/{tenant}",
+    "Modify a tenant's settings; omitted ones stay.",
+    objects.Tenant,
+    takes=requests.UpdateTenant,
+)
+def update_tenant(call: ApiCall) -> objects.Tenant:
+    requested, name = decode(call.body, requests.UpdateTenant), _tenant(call)
+    with changing(call) as (connection, actor):
+        return tenants.update_tenant(connection, actor, name, requested)
 
 
-def delete_tenant(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """DELETE /admin/v1/tenants/{tenant}: its settings; what it stored stays"""
-    name = request.path_params["tenant"]
-    _refuse_nul(name)
-    with services.database.begin() as connection:
-        tenants.delete_tenant(connection, actor_of(caller, request), name)
-    return json_response(request, DeletedTenant(name))
+@routes(
+    "DELETE /tenants/{tenant}",
+    "Delete a tenant's settings; 409 while a key of it is valid.",
+    objects.DeletedTenant,
+    refuses=(Conflict,),
+)
+def delete_tenant(call: ApiCall) -> objects.DeletedTenant:
+    name = _tenant(call)
+    with changing(call) as (connection, actor):
+        tenants.delete_tenant(connection, actor, name)
+    return objects.DeletedTenant(name)
 
 
-def create_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/keys"""
-    requested = decode(body, CreateKey)
-    once = request.headers.get("idempotency-key")
-    if once is not None and not 1 <= len(once) <= MAX_KEY_LENGTH:
-        raise InvalidRequest(
-            f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
+@routes(
+    "POST /tenants/{tenant}/erase",
+    "Erase a tenant, or one of its end users; a dry run unless the body says otherwise.",
+    objects.TenantErasure,
+    takes=requests.Erase,
+    needs_body=False,
+    refuses=(Conflict,),
+)
+def erase_tenant(call: ApiCall) -> objects.TenantErasure:
+    requested = read_optional(call.body, requests.Erase)
+    subject = Subject(call.request.path_params["tenant"], requested.user, requested.keep_usage)
+    lease = call.services.config.lease_seconds
+    if requested.dry_run:
+        outcome = erasure.count(call.database, subject, lease)
+    else:
+        erasure.refuse_own_tenant(subject, call.caller.tenant)
+        outcome = erasure.erase(call.database, actor_of(call), subject, lease, ERASE_SECONDS)
+    return _erasure(subject, outcome, dry_run=requested.dry_run)
+
+
+def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.TenantErasure:
+    rows = sorted((+outcome.rows).items())
+    return objects.TenantErasure(
+        id=subject.tenant,
+        user=subject.user,
+        dry_run=dry_run,
+        complete=outcome.complete,
+        removed=[objects.ErasedRows(table=table, rows=count) for table, count in rows],
+        unfinished_responses=outcome.unfinished,
+        later_responses=outcome.later_responses,
+        database_users=outcome.readers,
+        audit_trail_kept=outcome.keeps_trail,
+    )
+
+
+@routes(
+    "GET /tenants/{tenant}/conversations",
+    "List a tenant's conversations, by age, without their items.",
+    objects.StoredConversationPage,
+    parameters=PAGE,
+)
+def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
+    asked, tenant = page_request(call.request), call.request.path_params["tenant"].replace("\0", "")
+    after = ids.parse_conversation_id(asked.after) if asked.after else None
+    if asked.after and after is None:
+        raise bad_cursor(asked.after, "a conversation")
+    page = partial(conversations.list_page, newest_first=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, tenant, after, asked.limit))
+    data = [
+        objects.StoredConversation(
+            id=ids.conversation_id(row.conversation.id),
+            created_at=int(row.conversation.created_at.timestamp()),
+            items=row.items,
         )
-    with services.database.begin() as connection:
-        created = keys.create_key(connection, actor_of(caller, request), requested, once)
-    return secret_response(request, created)
+        for row in listed
+    ]
+    return page_of(data, asked.limit)
 
 
-def list_keys(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/keys"""
-    asked, state = page_request(request), one_of(request, "state", KEY_STATES)
-    with services.database.begin() as connection:
+@routes(
+    "POST /keys",
+    "Create a key; its text is in this answer only.",
+    objects.CreatedKey,
+    takes=requests.CreateKey,
+    parameters=(_ONCE,),
+    refuses=(Conflict,),
+)
+def create_key(call: ApiCall) -> Response:
+    requested, once = decode(call.body, requests.CreateKey), bounded_idempotency_key(call.request)
+    with changing(call) as (connection, actor):
+        created = keys.create_key(connection, actor, requested, once)
+    return secret_response(call, created)
+
+
+@routes(
+    "GET /keys",
+    "List keys, by age.",
+    objects.KeyPage,
+    parameters=(*PAGE, TENANT, Parameter("state", KeyState, "Filter by state.")),
+)
+def list_keys(call: ApiCall) -> Page[objects.Key]:
+    asked, state = page_request(call.request), one_of(call.request, "state", KEY_STATES)
+    tenant = text(call.request, "tenant")
+    with call.database.begin() as connection:
         after = stored_keys.get(connection, asked.after) if asked.after else None
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a key")
-        stored = stored_keys.list_page(
-            connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
-        )
-        listed = keys.key_objects(connection, stored)
-    return json_response(request, page_of(listed, asked.limit))
+        newest = asked.newest_first
+        stored = stored_keys.list_page(connection, tenant, state, after, asked.limit, newest_first=newest)
+        return page_of(keys.key_objects(connection, stored), asked.limit)
 
 
-def retrieve_key(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/keys/{key_id}"""
-    key_id = _key_id(request)
-    with services.database.begin() as connection:
+@routes("GET /keys/{key_id}", "Retrieve a key.", objects.Key)
+def retrieve_key(call: ApiCall) -> objects.Key:
+    key_id = _key_id(call)
+    with call.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise keys.unknown_key(key_id)
         (key,) = keys.key_objects(connection, [stored])
-    return json_response(request, key)
+    return key
 
 
-def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/keys/{key_id}"""
-    key_id, requested = _key_id(request), decode(body, UpdateKey)
-    with services.database.begin() as connection:
-        changed = keys.update_key(connection, actor_of(caller, request), key_id, requested)
-    return json_response(request, changed)
+@routes(
+    "POST /keys/{key_id}", "Modify a key; omitted properties stay.", objects.Key, takes=requests.UpdateKey
+)
+def update_key(call: ApiCall) -> objects.Key:
+    key_id, requested = _key_id(call), decode(call.body, requests.UpdateKey)
+    with changing(call) as (connection, actor):
+        return keys.update_key(connection, actor, key_id, requested)
 
 
-def rotate_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/keys/{key_id}/rotate"""
-    key_id = _key_id(request)
-    requested = decode(body, RotateKey) if body else RotateKey()
-    overlap = timedelta(seconds=requested.overlap_seconds)
-    with services.database.begin() as connection:
-        created = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
-    return secret_response(request, created)
+@routes(
+    "POST /keys/{key_id}/rotate",
+    "Rotate a key: create one with the same properties; this one expires after the overlap.",
+    objects.CreatedKey,
+    takes=requests.RotateKey,
+    needs_body=False,
+    refuses=(Conflict,),
+)
+def rotate_key(call: ApiCall) -> Response:
+    key_id, requested = _key_id(call), read_optional(call.body, requests.RotateKey)
+    with changing(call) as (connection, actor):
+        overlap = timedelta(seconds=requested.overlap_seconds)
+        created = keys.rotate_key(connection, actor, key_id, overlap)
+    return secret_response(call, created)
 
 
-def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/keys/{key_id}/revoke"""
-    key_id = _key_id(request)
-    requested = decode(body, RevokeKey) if body else RevokeKey()
-    with services.database.begin() as connection:
-        ended = keys.revoke_key(connection, actor_of(caller, request), key_id, end=requested.end)
-    return json_response(request, RevokedKey(id=key_id, unfinished_responses=ended))
+@routes(
+    "POST /keys/{key_id}/revoke",
+    "Revoke a key; with `end` also end all that runs with it.",
+    objects.RevokedKey,
+    takes=requests.RevokeKey,
+    needs_body=False,
+)
+def revoke_key(call: ApiCall) -> objects.RevokedKey:
+    key_id, requested = _key_id(call), read_optional(call.body, requests.RevokeKey)
+    with changing(call) as (connection, actor):
+        ended = keys.revoke_key(connection, actor, key_id, end=requested.end)
+    return objects.RevokedKey(id=key_id, unfinished_responses=ended)
 
 
-def actor_of(caller: Caller, request: Request) -> Actor:
+def actor_of(call: ApiCall) -> Actor:
     """The caller as the audit trail names it."""
-    return Actor(caller.actor, request.state.request_id)
+    return Actor(call.caller.actor, call.request.state.request_id)
 
 
-def secret_response(request: Request, created: Struct) -> Response:
+def secret_response(call: ApiCall, created: Struct) -> Response:
     """The answer with a new secret, which nobody on the way keeps."""
-    answer = json_response(request, created)
+    answer = json_response(call.request, created)
     answer.headers["cache-control"] = "no-store"
     return answer
 
 
-def _key_id(request: Request) -> str:
-    key_id: str = request.path_params["key_id"]
+def _key_id(call: ApiCall) -> str:
+    key_id: str = call.request.path_params["key_id"]
     if "\0" in key_id:
         raise keys.unknown_key(key_id)
     return key_id
 
 
-def _refuse_nul(tenant: str) -> None:
-    if "\0" in tenant:
+def _tenant(call: ApiCall) -> str:
+    name: str = call.request.path_params["tenant"]
+    if "\0" in name:
         raise NotFound("There is no such tenant.")
+    return name

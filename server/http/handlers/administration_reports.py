@@ -1,30 +1,26 @@
 """The admin API's prices, usage, audit trail and replicas."""
 
 from datetime import UTC, date, datetime, timedelta
-from typing import cast
+from functools import partial
+from typing import Literal, cast, get_args
 from uuid import UUID
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from server.administration import prices
-from server.administration.api_objects import (
-    price_object,
-    replica_object,
-    trail_object,
-    usage_object,
-)
+from server.administration.api_objects import price_object, replica_object, trail_object, usage_object
 from server.administration.request_fields import time_of
-from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest
-from server.http.handlers.administration import actor_of
-from server.http.json_responses import json_response
-from server.http.query_and_headers import one_of, page_request, text, unix_seconds
-from server.http.services import Services
+from server.http.handlers.administration import ADMIN, changing
+from server.http.operation import Parameter, RouteTable
+from server.http.query_and_headers import MODEL, PAGE, TENANT, one_of, page_request, text, unix_seconds
+from server.http.services import ApiCall
+from server.protocol.administration import objects
 from server.protocol.administration.objects import page_of, read_cursor
-from server.protocol.administration.requests import SetPrice
+from server.protocol.administration.requests import SetPrice, UnixSeconds
 from server.protocol.decode import decode
+from server.protocol.list_pages import Page
 from server.store.administration import audit_trail
 from server.store.administration import prices as stored_prices
 from server.store.administration.audit_trail import EntryFilter
@@ -32,69 +28,94 @@ from server.store.administration.usage import GROUPS, NEVER, Group, UsageFilter,
 from server.store.cluster.cluster_overview import replicas_page
 from server.store.database import Connection, clock
 
-REPLICA_STATES = ("alive", "stopped", "dead")
+ReplicaState = Literal["alive", "stopped", "dead"]
 DEFAULT_USAGE = timedelta(days=30)
 """Before `end_time`, or now, without a `start_time`."""
 
 
-def set_price(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /admin/v1/prices"""
-    requested = decode(body, SetPrice)
-    with services.database.begin() as connection:
-        price = prices.set_price(connection, actor_of(caller, request), requested)
-    return json_response(request, price_object(price))
+routes = RouteTable("administration", "/admin/v1", **ADMIN)
 
 
-def list_prices(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/prices: by model and time"""
-    asked, model = page_request(request, "asc"), text(request, "model")
+@routes("POST /prices", "Set a model's price from a time on.", objects.Price, takes=SetPrice)
+def set_price(call: ApiCall) -> objects.Price:
+    requested = decode(call.body, SetPrice)
+    with changing(call) as (connection, actor):
+        return price_object(prices.set_price(connection, actor, requested))
+
+
+@routes("GET /prices", "List prices, by model and time.", objects.PricePage, parameters=(*PAGE, MODEL))
+def list_prices(call: ApiCall) -> Page[objects.Price]:
+    asked, model = page_request(call.request, "asc"), text(call.request, "model")
     after = _price_cursor(asked.after) if asked.after else None
-    listed = services.database.read(
-        lambda connection: stored_prices.list_page(
-            connection, model, after, asked.limit, descending=asked.newest_first
-        )
-    )
-    return json_response(request, page_of([price_object(price) for price in listed], asked.limit))
+    page = partial(stored_prices.list_page, descending=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, model, after, asked.limit))
+    return page_of([price_object(price) for price in listed], asked.limit)
 
 
-def usage(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/usage"""
-    asked, groups = page_request(request, "asc"), _groups(request)
+@routes(
+    "GET /usage",
+    "Get usage: sums of the usage ledger.",
+    objects.UsagePage,
+    parameters=(
+        *PAGE,
+        Parameter("start_time", UnixSeconds, "Ended from then on; 30 days ago if not given."),
+        Parameter("end_time", UnixSeconds, "Ended before then."),
+        Parameter(
+            "group_by[]", list[Group], "Fields that the sums are grouped by; one sum in all if not given."
+        ),
+        TENANT,
+        Parameter("key_id", str, "Filter by key."),
+        MODEL,
+    ),
+)
+def usage(call: ApiCall) -> Page[objects.UsageSums]:
+    asked, groups = page_request(call.request, "asc"), _groups(call.request)
     after = _usage_cursor(asked.after, groups) if asked.after else None
 
     def work(connection: Connection) -> list[UsageRow]:
-        chosen = _usage_filter(request, clock(connection))
+        chosen = _usage_filter(call.request, clock(connection))
         return usage_page(connection, chosen, groups, after, asked.limit, descending=asked.newest_first)
 
-    rows = services.database.read(work)
-    return json_response(request, page_of([usage_object(row, groups) for row in rows], asked.limit))
+    return page_of([usage_object(row, groups) for row in call.database.read(work)], asked.limit)
 
 
-def list_trail(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/audit_trail"""
-    asked, chosen, after = page_request(request), _entry_filter(request), _uuid_cursor(request)
-    entries = services.database.read(
-        lambda connection: audit_trail.entries_page(
-            connection, chosen, after, asked.limit, newest_first=asked.newest_first
-        )
-    )
+@routes(
+    "GET /audit_trail",
+    "List the audit trail, by age.",
+    objects.TrailPage,
+    parameters=(
+        *PAGE,
+        TENANT,
+        Parameter("actor", str, "Filter by actor."),
+        Parameter("action", str, "Filter by the beginning of the action."),
+        Parameter("target", str, "Filter by target."),
+        Parameter("since", UnixSeconds, "From then on."),
+        Parameter("until", UnixSeconds, "Before then."),
+    ),
+)
+def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
+    asked, chosen, after = page_request(call.request), _entry_filter(call.request), _uuid_cursor(call.request)
+    page = partial(audit_trail.entries_page, newest_first=asked.newest_first)
+    entries = call.database.read(lambda connection: page(connection, chosen, after, asked.limit))
     if entries is None:
         raise bad_cursor(str(after), "an entry")
-    return json_response(request, page_of([trail_object(entry) for entry in entries], asked.limit))
+    return page_of([trail_object(entry) for entry in entries], asked.limit)
 
 
-def list_replicas(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /admin/v1/replicas: by their start"""
-    asked, state = page_request(request), one_of(request, "state", REPLICA_STATES)
-    after = _uuid_cursor(request)
-    listed = services.database.read(
-        lambda connection: replicas_page(
-            connection, state, after, asked.limit, newest_first=asked.newest_first
-        )
-    )
+@routes(
+    "GET /replicas",
+    "List server processes, by their start.",
+    objects.ReplicaPage,
+    parameters=(*PAGE, Parameter("state", ReplicaState, "Filter by state.")),
+)
+def list_replicas(call: ApiCall) -> Page[objects.Replica]:
+    asked, state = page_request(call.request), one_of(call.request, "state", get_args(ReplicaState))
+    after = _uuid_cursor(call.request)
+    page = partial(replicas_page, newest_first=asked.newest_first)
+    listed = call.database.read(lambda connection: page(connection, state, after, asked.limit))
     if listed is None:
         raise bad_cursor(str(after), "a replica")
-    return json_response(request, page_of([replica_object(replica) for replica in listed], asked.limit))
+    return page_of([replica_object(replica) for replica in listed], asked.limit)
 
 
 def _usage_filter(request: Request, now: datetime) -> UsageFilter:

@@ -9,91 +9,79 @@ from functools import partial
 from uuid import UUID
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response as HttpResponse
 
 from server.admission.accept import AcceptedResponse
 from server.admission.request_validation import with_generation_config
-from server.caller import Caller
 from server.completions import chat, legacy, stored_chat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
 from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, ModelFailed, NotFound
-from server.http import query_and_headers
+from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
+from server.http.handlers import responses
 from server.http.handlers.own_fields import naming_own_fields
-from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader
 from server.http.json_responses import json_response
-from server.http.query_and_headers import apply_body_request_id
-from server.http.services import Services
+from server.http.operation import RouteTable
+from server.http.services import ApiCall
 from server.protocol import ids
+from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import read_messages
-from server.protocol.completions.objects import DeletedCompletion
 from server.protocol.completions.requests import ChatRequest, TextRequest, UpdateCompletion
 from server.protocol.decode import MAX_TOKEN_VALUES, decode, decode_as
+from server.protocol.error_object import ErrorBody
+from server.protocol.list_pages import CompletionPage, MessagePage, Page
 from server.store.content.response_pages import Filters
 
+routes = RouteTable("stored_chat_completions", "/v1")
+_CHATS = "/chat/completions"
+_CHAT = "/chat/completions/{completion_id}"
 
-def create_chat(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
-    """POST /v1/chat/completions"""
-    params = decode(body, ChatRequest, endpoint="chat")
-    apply_body_request_id(request, params.request_id)
+
+@routes(
+    f"POST {_CHATS}",
+    "Create chat completion; with `stream`, in chunks as they come.",
+    objects.ChatCompletion,
+    takes=ChatRequest,
+    streams=(objects.Chunk, ErrorBody),
+    parameters=(responses.IDEMPOTENCY_KEY,),
+    refuses=responses.RUN_ERRORS,
+    operation_id="chat_completions.create",
+)
+def create_chat(call: ApiCall) -> Answer:
+    params = decode(call.body, ChatRequest, endpoint="chat")
+    query.apply_body_request_id(call.request, params.request_id)
     with naming_own_fields(params):
         params = with_generation_config(params, "max_completion_tokens")
         chat.validate_chat_request(params)
         messages = read_messages(params.messages)
         choices = [chat.as_response_request(params, choice) for choice in range(params.n or 1)]
-        accepted = services.admission.admit(caller, choices, idempotency_key(request, body), messages)
+        accepted = call.services.admission.admit(
+            call.caller, choices, responses.idempotency_key(call), messages
+        )
     shape = replace(
         chat.format_of(choices[0], accepted[0].id, messages),
         include_usage=includes_usage(params),
         continuous_usage=includes_continuous_usage(params),
     )
     if params.stream:
-        return _chunks(services, caller, request, accepted, shape)
-    return _completion(services, caller, request, accepted, partial(chat.chat_completion, shape))
+        return _chunks(call, accepted, shape)
+    return _completion(call, accepted, partial(chat.chat_completion, shape))
 
 
-def create_text(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
-    """POST /v1/completions"""
-    params = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
-    apply_body_request_id(request, params.request_id)
-    with naming_own_fields(params):
-        params = with_generation_config(params, "max_tokens")
-        legacy.validate_legacy_request(params)
-        prompts = legacy.read_prompts(params, services.model, caller.tenant)
-        choices = legacy.as_response_requests(params, prompts)
-        accepted = services.admission.admit(
-            caller, choices, idempotency_key(request, body), [], generate=params.max_tokens != 0
-        )
-    shape = legacy.format_of(params, prompts, accepted[0].id)
-    if params.stream:
-        return _chunks(services, caller, request, accepted, shape)
-    return _completion(services, caller, request, accepted, partial(legacy.text_completion, shape))
-
-
-def _chunks(
-    services: Services,
-    caller: Caller,
-    request: Request,
-    accepted: Sequence[AcceptedResponse],
-    shape: ChunkFormat,
-) -> Answer:
+def _chunks(call: ApiCall, accepted: Sequence[AcceptedResponse], shape: ChunkFormat) -> Answer:
     """The stream of chunks that the responses' events are rewritten to."""
-    readers = [StreamReader(services.database, caller.tenant, made.id) for made in accepted]
+    readers = [StreamReader(call.database, call.caller.tenant, made.id) for made in accepted]
     return EventStream(
         *(StreamPosition(made.channel, reader.read) for made, reader in zip(accepted, readers, strict=True)),
-        keep_alive=services.config.keep_alive_seconds,
-        headers={"x-request-id": request.state.request_id},
+        keep_alive=call.services.config.keep_alive_seconds,
+        headers=call.id_header,
         transform=ChunkStream(shape),
     )
 
 
 def _completion(
-    services: Services,
-    caller: Caller,
-    request: Request,
+    call: ApiCall,
     accepted: Sequence[AcceptedResponse],
     completion_of: Callable[[Sequence[FinalChoice]], msgspec.Struct],
 ) -> Answer:
@@ -103,14 +91,14 @@ def _completion(
         choices = [decode_as(final, FinalChoice) for final in finals]
         if (message := failure_message(choices)) is not None:
             raise ModelFailed(message)
-        return json_response(request, completion_of(choices))
+        return json_response(call.request, completion_of(choices))
 
     return FinalResponse(
         *(made.channel for made in accepted),
         fallback=_raise_deleted,
         render=render,
-        headers={"x-request-id": request.state.request_id},
-        read_stored=stored_end_reader(services, caller, [(made.id, made.channel) for made in accepted]),
+        headers=call.id_header,
+        read_stored=responses.stored_end_reader(call, [(made.id, made.channel) for made in accepted]),
     )
 
 
@@ -118,53 +106,84 @@ def _raise_deleted() -> Answer:
     raise Conflict("The completion was deleted while it was generated.")
 
 
-def list_chats(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/chat/completions"""
-    page = query_and_headers.page_request(request, "asc")
-    filters = Filters(
-        model=query_and_headers.text(request, "model"),
-        metadata=query_and_headers.metadata(request),
-        completions=True,
-    )
-    listed = stored_chat.list_completions(services.database, caller.tenant, filters, page)
-    return json_response(request, listed)
+@routes(
+    f"GET {_CHATS}",
+    "List chat completions.",
+    CompletionPage,
+    parameters=(*query.PAGE, query.MODEL, query.METADATA),
+    operation_id="stored_chat_completions.completions",
+)
+def list_chats(call: ApiCall) -> Page[msgspec.Raw]:
+    page = query.page_request(call.request, "asc")
+    model, metadata = query.text(call.request, "model"), query.metadata(call.request)
+    filters = Filters(model=model, metadata=metadata, completions=True)
+    return stored_chat.list_completions(call.database, call.caller.tenant, filters, page)
 
 
-def retrieve_chat(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/chat/completions/{completion_id}"""
-    return json_response(request, stored_chat.find(services.database, caller.tenant, _completion_id(request)))
+@routes(f"GET {_CHAT}", "Get chat completion.", objects.StoredCompletion)
+def retrieve(call: ApiCall) -> objects.StoredCompletion:
+    return stored_chat.find(call.database, call.caller.tenant, _completion_id(call))
 
 
-def update_chat(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
-    """POST /v1/chat/completions/{completion_id}"""
-    first = _completion_id(request)
-    params = decode(body, UpdateCompletion)
-    return json_response(
-        request, stored_chat.update(services.database, caller.tenant, first, params.metadata)
-    )
+@routes(
+    f"POST {_CHAT}",
+    "Update chat completion: replace its metadata.",
+    objects.StoredCompletion,
+    takes=UpdateCompletion,
+)
+def update(call: ApiCall) -> objects.StoredCompletion:
+    first, params = _completion_id(call), decode(call.body, UpdateCompletion)
+    return stored_chat.update(call.database, call.caller.tenant, first, params.metadata)
 
 
-def delete_chat(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """DELETE /v1/chat/completions/{completion_id}, a running one too"""
-    first = _completion_id(request)
-    with services.database.begin() as connection:
-        running = stored_chat.delete(connection, caller.tenant, first)
-        record_deletion(connection, caller, request, "response.delete", ids.completion_id(first))
+@routes(f"DELETE {_CHAT}", "Delete chat completion.", objects.DeletedCompletion)
+def delete(call: ApiCall) -> objects.DeletedCompletion:
+    """A running one, too."""
+    first = _completion_id(call)
+    with call.database.begin() as connection:
+        running = stored_chat.delete(connection, call.caller.tenant, first)
+        responses.record_deletion(connection, call, ids.completion_id(first))
     for response in running:
-        services.request_stop(response, "deleted")
-    return json_response(request, DeletedCompletion(ids.completion_id(first)))
+        call.services.request_stop(response, "deleted")
+    return objects.DeletedCompletion(ids.completion_id(first))
 
 
-def list_messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/chat/completions/{completion_id}/messages"""
-    page, first = query_and_headers.page_request(request, "asc"), _completion_id(request)
-    listed = stored_chat.list_messages(services.database, caller.tenant, first, page)
-    return json_response(request, listed)
+@routes(f"GET {_CHAT}/messages", "Get chat messages.", MessagePage, parameters=query.PAGE)
+def messages(call: ApiCall) -> Page[msgspec.Raw]:
+    page, first = query.page_request(call.request, "asc"), _completion_id(call)
+    return stored_chat.list_messages(call.database, call.caller.tenant, first, page)
 
 
-def _completion_id(request: Request) -> UUID:
-    text = request.path_params["completion_id"]
-    first = ids.parse_completion_id(text)
+@routes(
+    "POST /completions",
+    "Create completion of texts or token ids; with `stream`, in chunks as they come.",
+    objects.TextCompletion,
+    takes=TextRequest,
+    streams=(objects.TextCompletion, ErrorBody),
+    parameters=(responses.IDEMPOTENCY_KEY,),
+    refuses=responses.RUN_ERRORS,
+    operation_id="completions.create",
+)
+def create_text(call: ApiCall) -> Answer:
+    params = decode(call.body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
+    query.apply_body_request_id(call.request, params.request_id)
+    with naming_own_fields(params):
+        params = with_generation_config(params, "max_tokens")
+        legacy.validate_legacy_request(params)
+        prompts = legacy.read_prompts(params, call.services.model, call.caller.tenant)
+        choices = legacy.as_response_requests(params, prompts)
+        accepted = call.services.admission.admit(
+            call.caller, choices, responses.idempotency_key(call), [], generate=params.max_tokens != 0
+        )
+    shape = legacy.format_of(params, prompts, accepted[0].id)
+    if params.stream:
+        return _chunks(call, accepted, shape)
+    return _completion(call, accepted, partial(legacy.text_completion, shape))
+
+
+def _completion_id(call: ApiCall) -> UUID:
+    name = call.request.path_params["completion_id"]
+    first = ids.parse_completion_id(name)
     if first is None:
-        raise NotFound(f"Chat completion with id '{text[:100]}' not found.")
+        raise NotFound(f"Chat completion with id '{name[:100]}' not found.")
     return first

@@ -2,116 +2,126 @@
 
 from uuid import UUID
 
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response as HttpResponse
+from msgspec import Raw
 
-from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
-from server.http import query_and_headers
-from server.http.json_responses import json_response
-from server.http.services import Services
+from server.errors import ConversationLocked, NotFound
+from server.http.operation import RouteTable
+from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
+from server.http.services import ApiCall
+from server.protocol import conversations as objects
 from server.protocol import ids
-from server.protocol.conversations import (
-    CreateConversation,
-    CreateItems,
-    DeletedConversation,
-    UpdateConversation,
-)
 from server.protocol.decode import decode
-from server.protocol.list_pages import make_page
+from server.protocol.list_pages import ConversationPage, ItemPage, Page, make_page
+from server.protocol.responses.items import Item
 from server.request_input import conversations
 from server.request_input.stored_input import unknown_conversation
 
-
-def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
-    """POST /v1/conversations"""
-    params = decode(body, CreateConversation) if body else CreateConversation()
-    services.admission.storage.check(caller)
-    return json_response(
-        request, conversations.create(services.database, caller.tenant, params, services.model.seal)
-    )
+routes = RouteTable("conversations", "/v1/conversations")
+_ONE = "/{conversation_id}"
+_ITEM = "/{conversation_id}/items/{item_id}"
 
 
-def list_stored(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/conversations: an extension"""
-    page = query_and_headers.page_request(request)
+@routes(
+    "GET ",
+    "List conversations, by age; an extension.",
+    ConversationPage,
+    parameters=PAGE,
+    operation_id="conversation_lists.conversations",
+)
+def list_stored(call: ApiCall) -> Page[Raw]:
+    page = page_request(call.request)
     after = ids.parse_conversation_id(page.after) if page.after else None
     if page.after and after is None:
         raise bad_cursor(page.after, "a conversation")
-    listed = conversations.list_stored(
-        services.database, caller.tenant, after, page.limit, newest_first=page.newest_first
-    )
-    return json_response(request, listed)
+    tenant, newest_first = call.caller.tenant, page.newest_first
+    return conversations.list_stored(call.database, tenant, after, page.limit, newest_first=newest_first)
 
 
-def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/conversations/{conversation_id}"""
-    return json_response(
-        request, conversations.find(services.database, caller.tenant, _conversation_id(request))
-    )
+@routes(
+    "POST ",
+    "Create a conversation.",
+    objects.Conversation,
+    takes=objects.CreateConversation,
+    needs_body=False,
+    refuses=(NotFound,),
+)
+def create(call: ApiCall) -> objects.Conversation:
+    params = read_optional(call.body, objects.CreateConversation)
+    call.services.admission.storage.check(call.caller)
+    return conversations.create(call.database, call.caller.tenant, params, call.services.model.seal)
 
 
-def update(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
-    """POST /v1/conversations/{conversation_id}"""
-    conversation = _conversation_id(request)
-    params = decode(body, UpdateConversation)
-    changed = conversations.update(services.database, caller.tenant, conversation, params.metadata)
-    return json_response(request, changed)
+@routes(f"GET {_ONE}", "Retrieve a conversation.", objects.Conversation)
+def retrieve(call: ApiCall) -> objects.Conversation:
+    return conversations.find(call.database, call.caller.tenant, _conversation_id(call))
 
 
-def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """DELETE /v1/conversations/{conversation_id}"""
-    conversation = _conversation_id(request)
-    conversations.delete(services.database, caller, conversation)
-    return json_response(request, DeletedConversation(ids.conversation_id(conversation)))
+@routes(
+    f"POST {_ONE}",
+    "Update a conversation: replace its metadata.",
+    objects.Conversation,
+    takes=objects.UpdateConversation,
+)
+def update(call: ApiCall) -> objects.Conversation:
+    conversation, params = _conversation_id(call), decode(call.body, objects.UpdateConversation)
+    return conversations.update(call.database, call.caller.tenant, conversation, params.metadata)
 
 
-def create_items(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
-    """POST /v1/conversations/{conversation_id}/items"""
-    conversation = _conversation_id(request)
-    query_and_headers.include_values(request)  # which has none that changes this answer
-    params = decode(body, CreateItems)
-    services.admission.storage.check(caller)
-    added = conversations.add_items(
-        services.database, caller.tenant, conversation, params.items, services.model.seal
-    )
-    return json_response(request, make_page(added, len(added)))
+@routes(
+    f"DELETE {_ONE}",
+    "Delete a conversation; its responses stay.",
+    objects.DeletedConversation,
+    refuses=(ConversationLocked,),
+)
+def delete(call: ApiCall) -> objects.DeletedConversation:
+    conversation = _conversation_id(call)
+    conversations.delete(call.database, call.caller, conversation)
+    return objects.DeletedConversation(ids.conversation_id(conversation))
 
 
-def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, URLs are given always"""
-    query_and_headers.include_values(request)
-    asked, conversation = query_and_headers.page_request(request), _conversation_id(request)
-    listed = conversations.list_items(services.database, caller.tenant, conversation, asked)
-    return json_response(request, listed)
+@routes(f"POST {_ONE}/items", "Create items.", ItemPage, takes=objects.CreateItems)
+def create_items(call: ApiCall) -> Page[Raw]:
+    conversation = _conversation_id(call)
+    include_values(call.request)  # which has none that changes this answer
+    params = decode(call.body, objects.CreateItems)
+    call.services.admission.storage.check(call.caller)
+    tenant, seal = call.caller.tenant, call.services.model.seal
+    added = conversations.add_items(call.database, tenant, conversation, params.items, seal)
+    return make_page(added, len(added))
 
 
-def retrieve_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/conversations/{conversation_id}/items/{item_id}"""
-    conversation, item = _conversation_id(request), _item_id(request)
-    query_and_headers.include_values(request)
-    encoded = conversations.find_item(services.database, caller.tenant, conversation, item)
-    return json_response(request, msgspec.Raw(encoded))
+@routes(f"GET {_ONE}/items", "List items.", ItemPage, parameters=(*PAGE, INCLUDE))
+def list_items(call: ApiCall) -> Page[Raw]:
+    """`include` changes nothing: URLs are given always."""
+    include_values(call.request)
+    page, conversation = page_request(call.request), _conversation_id(call)
+    return conversations.list_items(call.database, call.caller.tenant, conversation, page)
 
 
-def delete_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """DELETE /v1/conversations/{conversation_id}/items/{item_id}; the answer is the conversation"""
-    conversation, item = _conversation_id(request), _item_id(request)
-    left = conversations.delete_item(services.database, caller, conversation, item)
-    return json_response(request, left)
+@routes(f"GET {_ITEM}", "Retrieve an item.", Item)
+def retrieve_item(call: ApiCall) -> Raw:
+    conversation, item = _conversation_id(call), _item_id(call)
+    include_values(call.request)
+    return Raw(conversations.find_item(call.database, call.caller.tenant, conversation, item))
 
 
-def _conversation_id(request: Request) -> UUID:
-    text = request.path_params["conversation_id"]
+@routes(f"DELETE {_ITEM}", "Delete an item.", objects.Conversation, refuses=(ConversationLocked,))
+def delete_item(call: ApiCall) -> objects.Conversation:
+    conversation, item = _conversation_id(call), _item_id(call)
+    return conversations.delete_item(call.database, call.caller, conversation, item)
+
+
+def _conversation_id(call: ApiCall) -> UUID:
+    text = call.request.path_params["conversation_id"]
     conversation = ids.parse_conversation_id(text)
     if conversation is None:
         raise unknown_conversation(text)
     return conversation
 
 
-def _item_id(request: Request) -> str:
-    item: str = request.path_params["item_id"]
+def _item_id(call: ApiCall) -> str:
+    item: str = call.request.path_params["item_id"]
     if "\0" in item:
         raise conversations.unknown_item(item)
     return item

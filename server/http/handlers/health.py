@@ -4,13 +4,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.caller import Caller
 from server.http.json_responses import json_response
 from server.http.metrics_listener import CONTENT_TYPE
-from server.http.services import Services
+from server.http.operation import RouteTable
+from server.http.services import ApiCall, Services
 from server.store.database import takes_writes
 from server.store.database_errors import DatabaseError
 from server.version import VERSION
+
+metrics = RouteTable("metrics", "")
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -22,12 +24,12 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def live(_services: Services, request: Request, _body: bytes) -> Response:
+def live(_services: Services, request: Request) -> Response:
     """GET /health/live: the process answers."""
     return json_response(request, Health("live"))
 
 
-def ready(services: Services, request: Request, _body: bytes) -> Response:
+def ready(services: Services, request: Request) -> Response:
     """GET /health/ready, /health or /ping: new requests can be served; 503 and why, when they cannot."""
     reason = unready_reason(services)
     if reason is None:
@@ -35,7 +37,7 @@ def ready(services: Services, request: Request, _body: bytes) -> Response:
     return json_response(request, Health("unavailable", reason), 503)
 
 
-def version(_services: Services, request: Request, _body: bytes) -> Response:
+def version(_services: Services, request: Request) -> Response:
     """GET /version"""
     return json_response(request, Version(VERSION))
 
@@ -64,7 +66,12 @@ def unready_reason(services: Services) -> str | None:
     return services.recorder.trouble() or services.claimer.trouble()
 
 
-def scrape(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /metrics"""
-    headers = {"x-request-id": request.state.request_id, "content-type": CONTENT_TYPE}
-    return Response(services.render_metrics(), headers=headers)
+@metrics(
+    "GET /metrics",
+    "Get this process's metrics in Prometheus' format.",
+    str,
+    media_type="text/plain",
+    scope="metrics",
+)
+def scrape(call: ApiCall) -> Response:
+    return Response(call.services.render_metrics(), headers={**call.id_header, "content-type": CONTENT_TYPE})

@@ -1,7 +1,6 @@
-"""Errors name the field that the caller sent, not the one that it was translated to.
+"""Errors name the field that the caller sent, not the one that it was translated to. Pure.
 
-Chats and completions are run as responses, vLLM's older names as newer ones, and a generation config as
-parameters; what is wrong with a request is found under the translated names. Pure.
+Chats and completions are run as responses, older names as newer ones, a generation config as parameters.
 """
 
 import re
@@ -12,11 +11,7 @@ from typing import Any
 from server.admission.request_validation import CONFIG_NAMES
 from server.errors import ApiError
 from server.prompting.structured_outputs import OLD_NAMES
-from server.protocol.completions.requests import (
-    CompletionParameters,
-    TextRequest,
-    TokenizeRequest,
-)
+from server.protocol.completions.requests import CompletionParameters, TextRequest, TokenizeRequest
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 

@@ -3,17 +3,16 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
+from typing import Annotated, Literal, get_args
 from uuid import UUID
 
-import msgspec
+from msgspec import Meta, Raw, structs
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
 from server.admission.accept import AcceptedResponse
 from server.admission.compact import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
-from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage, OpenResponsesNames
 from server.delivery.hub import Channel, Hub
@@ -24,21 +23,23 @@ from server.delivery.stored_responses import (
     list_input_items,
     list_responses,
 )
-from server.errors import Conflict, InvalidRequest, NotFound
+from server.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from server.hosted_tools.mcp_discovery import ignored_types
-from server.http import query_and_headers
+from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
-from server.http.query_and_headers import apply_body_request_id
-from server.http.services import Services
+from server.http.operation import Parameter, RouteTable
+from server.http.services import ApiCall, Services
 from server.logs.context import note_responses
 from server.prompting.request_parameters import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
+from server.protocol.list_pages import ItemPage, Page, ResponsePage
+from server.protocol.responses import response as objects
+from server.protocol.responses.events import EVENT_ID, StreamEvent
 from server.protocol.responses.request import CountInput, CreateResponse
-from server.protocol.responses.response import TERMINAL_STATUSES, Deleted, InputTokens, Response, Status
 from server.sealing.sealed_items import seal_reasoning
 from server.store.administration import audit_trail
 from server.store.cluster import claims
@@ -53,69 +54,192 @@ IMAGE_URLS = "message.input_image.image_url"
 """The value of `include` with which input items have the URLs of their pictures."""
 EVENT_NAMES = "Holdfast-Event-Names"
 """The request header that chooses the names of stream events."""
-
 IGNORED_TOOLS = "holdfast-ignored-tools"
 """The response header with the types of declared tools that the model was not offered."""
 MAX_IGNORED_TOOLS = 1024
 """Characters of that header."""
+RUN_ERRORS = (NotFound, Conflict, TooManyRequests)
+"""Errors of every route that begins a response."""
+IDEMPOTENCY_KEY = Parameter(
+    "Idempotency-Key",
+    Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)],
+    "For a day the same key with the same body gives the same response.",
+    place="header",
+)
+_NAMES_OF = Literal["openai", "open-responses"]
+_EVENT_NAMES = Parameter(
+    EVENT_NAMES, _NAMES_OF, "The API whose names the events of a stream have.", place="header"
+)
+_EVENT = Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)]
+_ONE = "/{response_id}"
+
+routes = RouteTable("responses", "/v1/responses")
 
 
-def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
-    """POST /v1/responses"""
-    params = decode(body, CreateResponse, endpoint="responses")
-    apply_body_request_id(request, params.request_id)
-    _event_names(services, request)  # which refuses before there is a response
+@routes(
+    "POST ",
+    "Create a model response; with `stream`, its events are sent as they come.",
+    objects.Response,
+    takes=CreateResponse,
+    streams=(StreamEvent,),
+    parameters=(IDEMPOTENCY_KEY, _EVENT_NAMES),
+    refuses=RUN_ERRORS,
+)
+def create(call: ApiCall) -> Answer | objects.Response:
+    services, caller = call.services, call.caller
+    params = decode(call.body, CreateResponse, endpoint="responses")
+    query.apply_body_request_id(call.request, params.request_id)
+    _event_names(services, call.request)  # which refuses before there is a response
     with naming_own_fields(params):
-        (admitted,) = services.admission.admit(caller, [params], idempotency_key(request, body))
+        (admitted,) = services.admission.admit(caller, [params], idempotency_key(call))
     if params.tools and (ignored := ignored_types(services.tool_loop.servers, caller, params.tools)):
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
-        request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
+        call.request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
     if params.stream:
-        reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return event_stream(services, request, admitted.channel, reader, 0, admitted.begun)
+        reader = StreamReader(call.database, caller.tenant, admitted.id)
+        return event_stream(services, call.request, admitted.channel, reader, 0, admitted.begun)
     if params.background:
-        return json_response(request, _as_accepted(_read(services, caller, request, admitted.id), admitted))
-    return _final_response(services, caller, request, admitted.id, admitted.channel)
+        return _as_accepted(_read(call, admitted.id), admitted)
+    return _final_response(call, admitted.id, admitted.channel)
 
 
-def idempotency_key(request: Request, body: bytes) -> IdempotencyKey | None:
-    """The request's idempotency key, with what it must stay the same as. Raises InvalidRequest."""
+def bounded_idempotency_key(request: Request) -> str | None:
+    """The request's idempotency key. Raises InvalidRequest for one that is empty or too long."""
     key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_KEY_LENGTH:
+        sentence = f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters."
+        raise InvalidRequest(sentence, param="Idempotency-Key")
+    return key
+
+
+def idempotency_key(call: ApiCall) -> IdempotencyKey | None:
+    """The request's idempotency key, with what it must stay the same as. Raises InvalidRequest."""
+    key = bounded_idempotency_key(call.request)
     if key is None:
         return None
-    if not 1 <= len(key) <= MAX_KEY_LENGTH:
-        raise InvalidRequest(
-            f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
+    return IdempotencyKey(key, hashlib.sha256(call.request.url.path.encode() + b"\n" + call.body).digest())
+
+
+@routes(
+    "GET ",
+    "List stored responses; an extension.",
+    ResponsePage,
+    parameters=(
+        *query.PAGE,
+        query.MODEL,
+        Parameter("status", objects.Status, "Filter by status."),
+        query.METADATA,
+    ),
+    operation_id="response_lists.responses",
+)
+def list_stored(call: ApiCall) -> Page[Raw]:
+    asked, status = query.page_request(call.request), query.text(call.request, "status")
+    if status is not None and status not in get_args(objects.Status):
+        raise InvalidRequest(f"status must be one of {', '.join(get_args(objects.Status))}.", param="status")
+    filters = Filters(
+        model=query.text(call.request, "model"),
+        status=status,  # type: ignore[arg-type]  # looked up in its own values
+        metadata=query.metadata(call.request),
+    )
+    return list_responses(call.database, call.caller.tenant, filters, asked)
+
+
+@routes(
+    "POST /input_tokens",
+    "Get input token counts.",
+    objects.InputTokens,
+    takes=CountInput,
+    refuses=(NotFound,),
+    operation_id="input_tokens.count",
+)
+def count_input_tokens(call: ApiCall) -> objects.InputTokens:
+    """`model` may be left out, and `input`, where history says it all."""
+    asked = decode(call.body, CountInput, endpoint="responses")
+    with naming_own_fields(asked):
+        params = structs.replace(
+            with_modern_names(asked),
+            model=call.services.model.name if asked.model is None else asked.model,
+            input=[] if asked.input is None else asked.input,
         )
-    return IdempotencyKey(key, hashlib.sha256(request.url.path.encode() + b"\n" + body).digest())
+        return objects.InputTokens(call.services.admission.preparation.count_tokens(call.caller, params))
 
 
-def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
-    """GET /v1/responses/{response_id}"""
-    response = response_id(request)
-    include = query_and_headers.include_values(request)
-    query_and_headers.flag(request, "include_obfuscation")
-    if not query_and_headers.flag(request, "stream"):
-        stored = _read(services, caller, request, response)
+@routes(
+    "POST /compact",
+    "Compact a response.",
+    objects.CompactedResponse,
+    takes=CreateResponse,
+    refuses=RUN_ERRORS,
+    operation_id="compact.create",
+)
+def compact(call: ApiCall) -> Answer | objects.CompactedResponse:
+    params, admission = decode(call.body, CreateResponse, endpoint="responses"), call.services.admission
+    if params.input is None:
+        params = structs.replace(params, input=[])
+    compacting = start_compaction(call.database, call.services.model, call.caller, params, admission.history)
+    if compacting.summary.is_short:
+        return compacting.finish(None)
+    (admitted,) = admission.admit(call.caller, [compacting.summary.make_request()[0]])
+    return FinalResponse(
+        admitted.channel,
+        fallback=_raise_lost,
+        render=lambda finals: json_response(call.request, compacting.finish(read_summary(finals[0]))),
+        headers=call.id_header,
+    )
+
+
+def _raise_lost() -> Answer:
+    raise Conflict("The summary was lost while it was written; try again.")
+
+
+@routes(
+    f"GET {_ONE}",
+    "Get a model response; with `stream`, its events from any of them on.",
+    objects.Response,
+    streams=(StreamEvent,),
+    parameters=(
+        Parameter("stream", bool, "Stream the response's events: those so far, and those to come."),
+        Parameter(
+            "starting_after",
+            _EVENT,
+            "The sequence number or the `id:` of the event after which the events begin. With an `id:`, "
+            "it is an error (`stream_forked`) if the database has lost that event.",
+        ),
+        Parameter(
+            "Last-Event-ID",
+            _EVENT,
+            "`starting_after`, as a browser's EventSource sends it; 204 once there is nothing after it.",
+            place="header",
+        ),
+        Parameter("include_obfuscation", bool, "Accepted and ignored: events are never padded."),
+        query.INCLUDE,
+        _EVENT_NAMES,
+    ),
+    otherwise={204: None},
+)
+def retrieve(call: ApiCall) -> Answer | objects.Response:
+    request, response, include = call.request, response_id(call.request), query.include_values(call.request)
+    query.flag(request, "include_obfuscation")
+    if not query.flag(request, "stream"):
+        stored = _read(call, response)
         if SEALED_REASONING in include:
-            stored = seal_reasoning(stored, services.model.seal, caller.tenant)
-        return json_response(request, stored)
-    after = query_and_headers.resume_after(request)
-    reader = StreamReader(services.database, caller.tenant, response)
+            stored = seal_reasoning(stored, call.services.model.seal, call.caller.tenant)
+        return stored
+    after = query.resume_after(request)
+    reader = StreamReader(call.database, call.caller.tenant, response)
     begun = reader.resume(*after)
     if begun is None:
         raise response_not_found(request)
     if after.is_event_source and begun.ended and not begun.frames:
-        return HttpResponse(status_code=204, headers={"x-request-id": request.state.request_id})
-    channel = subscribe(services.hub, reader, after.position, begun)
-    return event_stream(services, request, channel, reader, after.position, begun)
+        return HttpResponse(status_code=204, headers=call.id_header)
+    channel = subscribe(call.services.hub, reader, after.position, begun)
+    return event_stream(call.services, request, channel, reader, after.position, begun)
 
 
 def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -> Channel | None:
     """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
 
-    The store is asked once more, because a commit after the first read was published before the channel
-    existed. If there was one, the stream reads it from the store.
+    The store is asked once more: a commit after the first read was published before there was a channel.
     """
     if reader.ended:
         return None
@@ -128,110 +252,66 @@ def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -
     return channel
 
 
-def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
-    """POST /v1/responses/{response_id}/cancel, for running foreground responses too"""
-    response = response_id(request)
-    stored = _read(services, caller, request, response)
-    if stored.status in TERMINAL_STATUSES:
-        if not stored.background and stored.status != "cancelled":
-            raise InvalidRequest("Cannot cancel a synchronous response.")
-        return json_response(request, stored)
-    channel = services.hub.watch(caller.tenant, response)
-    request_cancel = partial(
-        claims.request_cancel, tenant=caller.tenant, response_id=response, reason="client_request"
-    )
-    services.database.retry(request_cancel)
-    crashpoint("cancel.marked")
-    services.request_stop(response, "client_request")
-    return _final_response(services, caller, request, response, channel, CANCEL_SECONDS)
-
-
-def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """DELETE /v1/responses/{response_id}"""
-    response = response_id(request)
-    with services.database.begin() as connection:
-        running = deletion.delete(connection, caller.tenant, response)
+@routes(f"DELETE {_ONE}", "Delete a model response.", objects.Deleted)
+def delete(call: ApiCall) -> objects.Deleted:
+    response = response_id(call.request)
+    with call.database.begin() as connection:
+        running = deletion.delete(connection, call.caller.tenant, response)
         if running is not None:
-            record_deletion(connection, caller, request, "response.delete", ids.response_id(response))
+            record_deletion(connection, call, ids.response_id(response))
         crashpoint("delete.written")
     crashpoint("delete.marked")
     if running is None:
-        raise response_not_found(request)
+        raise response_not_found(call.request)
     if running:
-        services.request_stop(response, "deleted")
-    return json_response(request, Deleted(ids.response_id(response)))
+        call.services.request_stop(response, "deleted")
+    return objects.Deleted(ids.response_id(response))
 
 
-def record_deletion(
-    connection: Connection, caller: Caller, request: Request, action: str, target: str
-) -> None:
+def record_deletion(connection: Connection, call: ApiCall, target: str) -> None:
     """Adds to the audit trail what this request deletes, in its transaction."""
-    name = request.state.request_id
-    audit_trail.record(connection, caller.actor, action, caller.tenant, target, request_id=name)
+    caller, name = call.caller, call.request.state.request_id
+    audit_trail.record(connection, caller.actor, "response.delete", caller.tenant, target, request_id=name)
 
 
-def count_input_tokens(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
-    """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
-    asked = decode(body, CountInput, endpoint="responses")
-    with naming_own_fields(asked):
-        params = msgspec.structs.replace(
-            with_modern_names(asked),
-            model=services.model.name if asked.model is None else asked.model,
-            input=[] if asked.input is None else asked.input,
-        )
-        tokens = services.admission.preparation.count_tokens(caller, params)
-    return json_response(request, InputTokens(tokens))
-
-
-def list_stored(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/responses"""
-    asked = query_and_headers.page_request(request)
-    status = query_and_headers.text(request, "status")
-    if status is not None and status not in get_args(Status):
-        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
-    filters = Filters(
-        model=query_and_headers.text(request, "model"),
-        status=status,  # type: ignore[arg-type]  # looked up in its own values
-        metadata=query_and_headers.metadata(request),
+@routes(f"POST {_ONE}/cancel", "Cancel a response.", objects.Response, refuses=(InvalidRequest, NotFound))
+def cancel(call: ApiCall) -> Answer | objects.Response:
+    """A running foreground response, too."""
+    services, tenant, response = call.services, call.caller.tenant, response_id(call.request)
+    stored = _read(call, response)
+    if stored.status in objects.TERMINAL_STATUSES:
+        if not stored.background and stored.status != "cancelled":
+            raise InvalidRequest("Cannot cancel a synchronous response.")
+        return stored
+    channel = services.hub.watch(tenant, response)
+    services.database.retry(
+        partial(claims.request_cancel, tenant=tenant, response_id=response, reason="client_request")
     )
-    return json_response(request, list_responses(services.database, caller.tenant, filters, asked))
+    crashpoint("cancel.marked")
+    services.request_stop(response, "client_request")
+    return _final_response(call, response, channel, CANCEL_SECONDS)
 
 
-def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/responses/{response_id}/input_items; pictures' URLs only if `include` names them"""
+@routes(
+    f"GET {_ONE}/input_items",
+    "List input items.",
+    ItemPage,
+    parameters=(*query.PAGE, query.INCLUDE),
+    operation_id="response_lists.input_items",
+)
+def input_items(call: ApiCall) -> Page[Raw]:
+    """Pictures' URLs are given only if `include` names them."""
+    asked = query.page_request(call.request)
     page = list_input_items(
-        services.database,
-        caller.tenant,
-        response_id(request),
-        query_and_headers.page_request(request),
-        image_urls=IMAGE_URLS in query_and_headers.include_values(request),
+        call.database,
+        call.caller.tenant,
+        response_id(call.request),
+        asked,
+        image_urls=IMAGE_URLS in query.include_values(call.request),
     )
     if page is None:
-        raise response_not_found(request)
-    return json_response(request, page)
-
-
-def compact(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
-    """POST /v1/responses/compact"""
-    params = decode(body, CreateResponse, endpoint="responses")
-    if params.input is None:
-        params = msgspec.structs.replace(params, input=[])
-    compacting = start_compaction(
-        services.database, services.model, caller, params, services.admission.history
-    )
-    if compacting.summary.is_short:
-        return json_response(request, compacting.finish(None))
-    (admitted,) = services.admission.admit(caller, [compacting.summary.make_request()[0]])
-    return FinalResponse(
-        admitted.channel,
-        fallback=_raise_lost,
-        render=lambda finals: json_response(request, compacting.finish(read_summary(finals[0]))),
-        headers={"x-request-id": request.state.request_id},
-    )
-
-
-def _raise_lost() -> Answer:
-    raise Conflict("The summary was lost while it was written; try again.")
+        raise response_not_found(call.request)
+    return page
 
 
 def event_stream(
@@ -260,45 +340,38 @@ def _event_names(services: Services, request: HTTPConnection) -> OpenResponsesNa
 
 
 def _final_response(
-    services: Services,
-    caller: Caller,
-    request: Request,
-    response: UUID,
-    channel: Channel,
-    seconds: float | None = None,
+    call: ApiCall, response: UUID, channel: Channel, seconds: float | None = None
 ) -> FinalResponse:
     return FinalResponse(
         channel,
-        fallback=lambda: json_response(request, _read(services, caller, request, response)),
-        headers={"x-request-id": request.state.request_id},
+        fallback=lambda: json_response(call.request, _read(call, response)),
+        headers=call.id_header,
         seconds=seconds,
-        read_stored=stored_end_reader(services, caller, [(response, channel)]),
+        read_stored=stored_end_reader(call, [(response, channel)]),
     )
 
 
 def stored_end_reader(
-    services: Services, caller: Caller, awaited: Sequence[tuple[UUID, Channel]]
+    call: ApiCall, awaited: Sequence[tuple[UUID, Channel]]
 ) -> Callable[[], Sequence[bytes] | None] | None:
     """Reads the final responses from the store; None if all of them run here, where no end is missed."""
-    if all(services.hub.running(response) is channel for response, channel in awaited):
+    if all(call.services.hub.running(response) is channel for response, channel in awaited):
         return None
     ids = [response for response, _ in awaited]
-    return lambda: final_responses(services.database, caller.tenant, ids)
+    return lambda: final_responses(call.database, call.caller.tenant, ids)
 
 
-def _as_accepted(stored: Response, admitted: AcceptedResponse) -> Response:
-    """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
-    than this answer.
-    """
+def _as_accepted(stored: objects.Response, admitted: AcceptedResponse) -> objects.Response:
+    """A new background response as it was accepted, `queued`, also if a replica was faster."""
     if admitted.begun is None or stored.status != "in_progress":
         return stored
-    return msgspec.structs.replace(stored, status="queued", output=[])
+    return structs.replace(stored, status="queued", output=[])
 
 
-def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
-    stored = find_response(services.database, caller.tenant, response)
+def _read(call: ApiCall, response: UUID) -> objects.Response:
+    stored = find_response(call.database, call.caller.tenant, response)
     if stored is None:
-        raise response_not_found(request)
+        raise response_not_found(call.request)
     return stored
 
 

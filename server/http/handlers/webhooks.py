@@ -1,136 +1,146 @@
 """/v1/webhook_endpoints of the caller's tenant, and /admin/v1/webhook_endpoints of every tenant."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import webhooks
 from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
-from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
-from server.http.handlers.administration import actor_of, secret_response
-from server.http.json_responses import json_response
-from server.http.query_and_headers import one_of, page_request, text
-from server.http.services import Services
+from server.http.handlers.administration import ADMIN, changing, secret_response
+from server.http.operation import Parameter, RouteTable
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
+from server.http.services import ApiCall, Handler
 from server.protocol import ids
+from server.protocol import webhooks as objects
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
-from server.protocol.webhooks import (
-    EVENT_TYPES,
-    CreateEndpoint,
-    CreateTenantEndpoint,
-    DeletedEndpoint,
-    EventTypeList,
-    Redelivered,
-    RotateSecret,
-    SampleResult,
-    SendSample,
-    UpdateEndpoint,
-)
+from server.protocol.list_pages import Page
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
 """The time for which a rotation keeps the old secret; OpenAI's value."""
-ADMIN = "/admin/"
+_ONE = "/webhook_endpoints/{webhook_endpoint_id}"
+_STATE = Parameter("state", delivery_lists.DeliveryState, "Filter by state.")
+
+tenant_routes = RouteTable("webhooks", "/v1")
+admin_routes = RouteTable("administration", "/admin/v1", **ADMIN)
 
 
-def create_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /v1/webhook_endpoints"""
-    requested = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
-    tenant = requested.tenant if isinstance(requested, CreateTenantEndpoint) else caller.tenant
-    with services.database.begin() as connection:
-        made = webhooks.create_endpoint(
-            connection,
-            actor_of(caller, request),
-            services.model.seal,
-            services.allowed_receivers,
-            tenant,
-            requested,
-        )
-    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
+def _both(route: str, says: str, gives: Any, **more: Any) -> Callable[[Handler], Handler]:
+    """Adds a handler to both APIs, under the same name."""
+
+    def add(handler: Handler) -> Handler:
+        tenant_routes(route, says, gives, **more)(handler)
+        return admin_routes(route, says, gives, **more)(handler)
+
+    return add
 
 
-def list_webhook_endpoints(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /v1/webhook_endpoints"""
-    asked = page_request(request)
-    tenant = text(request, "tenant") if _is_admin(request) else caller.tenant
-    with services.database.begin() as connection:
+_CREATES = ("POST /webhook_endpoints", "Create a webhook endpoint; its secret is in this answer only.")
+_LISTS = ("GET /webhook_endpoints", "List webhook endpoints, by age.", objects.EndpointPage)
+
+
+@tenant_routes(*_CREATES, objects.EndpointWithSecret, takes=objects.CreateEndpoint)
+@admin_routes(*_CREATES, objects.EndpointWithSecret, takes=objects.CreateTenantEndpoint)
+def create_webhook_endpoint(call: ApiCall) -> Response:
+    requested = decode(call.body, objects.CreateTenantEndpoint if _is_admin(call) else objects.CreateEndpoint)
+    tenant = getattr(requested, "tenant", call.caller.tenant)
+    seal, allowed = call.services.model.seal, call.services.allowed_receivers
+    with changing(call) as (connection, actor):
+        made = webhooks.create_endpoint(connection, actor, seal, allowed, tenant, requested)
+    return secret_response(call, endpoint_with_secret(made.stored, made.secret))
+
+
+@tenant_routes(*_LISTS, parameters=PAGE)
+@admin_routes(*_LISTS, parameters=(*PAGE, TENANT))
+def list_webhook_endpoints(call: ApiCall) -> Page[objects.Endpoint]:
+    asked = page_request(call.request)
+    tenant = text(call.request, "tenant") if _is_admin(call) else call.caller.tenant
+    with call.database.begin() as connection:
         start = ids.parse_webhook_endpoint_id(asked.after or "")
         after = None if start is None else endpoints.get(connection, start, tenant)
         if asked.after and after is None:
             raise bad_cursor(asked.after, "a webhook endpoint")
         stored = endpoints.list_page(connection, tenant, after, asked.limit, newest_first=asked.newest_first)
-    return json_response(request, page_of([endpoint_object(row) for row in stored], asked.limit))
+    return page_of([endpoint_object(row) for row in stored], asked.limit)
 
 
-def retrieve_webhook_endpoint(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /v1/webhook_endpoints/{webhook_endpoint_id}"""
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request)
-    return json_response(request, endpoint_object(stored))
+@_both(f"GET {_ONE}", "Retrieve a webhook endpoint.", objects.Endpoint)
+def retrieve_webhook_endpoint(call: ApiCall) -> objects.Endpoint:
+    with call.database.begin() as connection:
+        return endpoint_object(_find(connection, call))
 
 
-def update_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /v1/webhook_endpoints/{webhook_endpoint_id}"""
-    requested = decode(body, UpdateEndpoint)
-    with services.database.begin() as connection:
-        stored = webhooks.update_endpoint(
-            connection,
-            actor_of(caller, request),
-            services.allowed_receivers,
-            _find(connection, caller, request, lock=True),
-            requested,
-        )
-    return json_response(request, endpoint_object(stored))
+@_both(
+    f"POST {_ONE}",
+    "Update a webhook endpoint; omitted properties stay.",
+    objects.Endpoint,
+    takes=objects.UpdateEndpoint,
+)
+def update_webhook_endpoint(call: ApiCall) -> objects.Endpoint:
+    requested, allowed = decode(call.body, objects.UpdateEndpoint), call.services.allowed_receivers
+    with changing(call) as (connection, actor):
+        stored = _find(connection, call, lock=True)
+        return endpoint_object(webhooks.update_endpoint(connection, actor, allowed, stored, requested))
 
 
-def delete_webhook_endpoint(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """DELETE /v1/webhook_endpoints/{webhook_endpoint_id}"""
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request, lock=True)
-        webhooks.delete_endpoint(connection, actor_of(caller, request), stored)
-    return json_response(request, DeletedEndpoint(ids.webhook_endpoint_id(stored.id)))
+@_both(
+    f"DELETE {_ONE}", "Delete a webhook endpoint; pending deliveries are given up.", objects.DeletedEndpoint
+)
+def delete_webhook_endpoint(call: ApiCall) -> objects.DeletedEndpoint:
+    with changing(call) as (connection, actor):
+        stored = _find(connection, call, lock=True)
+        webhooks.delete_endpoint(connection, actor, stored)
+    return objects.DeletedEndpoint(ids.webhook_endpoint_id(stored.id))
 
 
-def rotate_webhook_secret(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret"""
-    requested = decode(body, RotateSecret) if body else RotateSecret()
+@_both(
+    f"POST {_ONE}/rotate_secret",
+    "Rotate a webhook endpoint's secret; the new one is in this answer only.",
+    objects.EndpointWithSecret,
+    takes=objects.RotateSecret,
+    needs_body=False,
+)
+def rotate_webhook_secret(call: ApiCall) -> Response:
+    requested = read_optional(call.body, objects.RotateSecret)
     overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request, lock=True)
-        made = webhooks.rotate_secret(
-            connection, actor_of(caller, request), services.model.seal, stored, overlap
-        )
-    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
+    with changing(call) as (connection, actor):
+        stored = _find(connection, call, lock=True)
+        made = webhooks.rotate_secret(connection, actor, call.services.model.seal, stored, overlap)
+    return secret_response(call, endpoint_with_secret(made.stored, made.secret))
 
 
-def test_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
-    """POST /v1/webhook_endpoints/{webhook_endpoint_id}/test: sends a sample at once"""
-    requested = decode(body, SendSample)
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request)
+@_both(
+    f"POST {_ONE}/test",
+    "Test a webhook endpoint: send it a sample and return its answer.",
+    objects.SampleResult,
+    takes=objects.SendSample,
+)
+def test_webhook_endpoint(call: ApiCall) -> objects.SampleResult:
+    kind = decode(call.body, objects.SendSample).event_type
+    with call.database.begin() as connection:
+        stored = _find(connection, call)
         sealed = endpoints.sealed_secrets(connection, stored.id)
-    status = services.send_sample(stored, sealed, requested.event_type)
+    status = call.services.send_sample(stored, sealed, kind)
     endpoint = ids.webhook_endpoint_id(stored.id)
-    result = SampleResult(webhook_endpoint_id=endpoint, event_type=requested.event_type, status_code=status)
-    return json_response(request, result)
+    return objects.SampleResult(webhook_endpoint_id=endpoint, event_type=kind, status_code=status)
 
 
-def list_webhook_event_types(
-    _services: Services, _caller: Caller, request: Request, _body: bytes
-) -> Response:
-    """GET /v1/webhook_event_types"""
-    return json_response(request, EventTypeList(data=list(EVENT_TYPES)))
-
-
-def list_webhook_deliveries(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """GET /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries"""
-    asked, state = page_request(request), one_of(request, "state", delivery_lists.STATES)
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request)
+@_both(
+    f"GET {_ONE}/deliveries",
+    "List a webhook endpoint's deliveries, by age.",
+    objects.DeliveryPage,
+    parameters=(*PAGE, _STATE),
+)
+def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
+    asked, state = page_request(call.request), one_of(call.request, "state", delivery_lists.STATES)
+    with call.database.begin() as connection:
+        stored = _find(connection, call)
         start = ids.parse_webhook_id(asked.after or "")
         after = None if start is None else delivery_lists.get(connection, stored.tenant, stored.id, start)
         if asked.after and after is None:
@@ -138,24 +148,36 @@ def list_webhook_deliveries(services: Services, caller: Caller, request: Request
         deliveries = delivery_lists.list_page(
             connection, stored.tenant, stored.id, state, after, asked.limit, newest_first=asked.newest_first
         )
-    return json_response(request, page_of([delivery_object(row) for row in deliveries], asked.limit))
+    return page_of([delivery_object(row) for row in deliveries], asked.limit)
 
 
-def redeliver_webhooks(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
-    """POST /v1/webhook_endpoints/{webhook_endpoint_id}/redeliver, or …/deliveries/{delivery_id}/redeliver"""
-    with services.database.begin() as connection:
-        stored = _find(connection, caller, request)
-        delivery = request.path_params.get("delivery_id")
-        count = webhooks.redeliver(connection, actor_of(caller, request), stored, delivery)
+@_both(f"POST {_ONE}/redeliver", "Redeliver the newest deliveries that were given up.", objects.Redelivered)
+@_both(
+    f"POST {_ONE}/deliveries/{{delivery_id}}/redeliver",
+    "Redeliver one delivery now.",
+    objects.Redelivered,
+    name="redeliver_webhook",
+)
+def redeliver_webhooks(call: ApiCall) -> objects.Redelivered:
+    with changing(call) as (connection, actor):
+        stored = _find(connection, call)
+        count = webhooks.redeliver(connection, actor, stored, call.request.path_params.get("delivery_id"))
     endpoint = ids.webhook_endpoint_id(stored.id)
-    return json_response(request, Redelivered(webhook_endpoint_id=endpoint, deliveries=count))
+    return objects.Redelivered(webhook_endpoint_id=endpoint, deliveries=count)
 
 
-def _is_admin(request: Request) -> bool:
+@tenant_routes(
+    "GET /webhook_event_types", "List the event types that webhooks report.", objects.EventTypeList
+)
+def list_webhook_event_types(_call: ApiCall) -> objects.EventTypeList:
+    return objects.EventTypeList(data=list(objects.EVENT_TYPES))
+
+
+def _is_admin(call: ApiCall) -> bool:
     """Whether the address is the admin API's, which a key with its scope alone reaches."""
-    return request.url.path.startswith(ADMIN)
+    return call.request.url.path.startswith("/admin/")
 
 
-def _find(connection: Connection, caller: Caller, request: Request, *, lock: bool = False) -> StoredEndpoint:
-    tenant = None if _is_admin(request) else caller.tenant
-    return webhooks.find(connection, request.path_params["webhook_endpoint_id"], tenant, lock=lock)
+def _find(connection: Connection, call: ApiCall, *, lock: bool = False) -> StoredEndpoint:
+    tenant = None if _is_admin(call) else call.caller.tenant
+    return webhooks.find(connection, call.request.path_params["webhook_endpoint_id"], tenant, lock=lock)

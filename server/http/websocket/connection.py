@@ -1,28 +1,26 @@
-"""WebSocket connections: messages in, queued; response streams out, as over HTTP. Decides nothing itself.
+"""WebSocket connections: messages in, queued; response streams out, as over HTTP.
 
-Everything that is decided is a plain function of a `Session` and called in a thread. While a response runs,
-the client's messages are read all the same, so that its disconnect is noticed; its next response waits.
+What is decided is a plain function of a `SocketSession`, called in a thread. While a response runs, messages
+are read all the same, so that a disconnect is noticed; the next response waits.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.open_connections import KeyEnded
 from server.http.asgi.request_log import MessageLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
+from server.http.websocket.session import PendingResponse, SocketSession
 from server.limits.shared_limit import SharedLimit
-from server.protocol.responses.request import CreateMessage
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -33,47 +31,6 @@ NORMAL = 1000
 _DATA = b"data: "
 
 
-@dataclass(eq=False, slots=True)
-class PendingResponse:
-    """A response that the client asks for."""
-
-    message: CreateMessage
-    size: int
-    """Bytes that it came in."""
-    prefix: bytes
-    """JSON that is put before the fields of every event of its stream."""
-
-    def drop_content(self) -> None:
-        """Forgets what the message says, whose bytes do not count any more once the response has begun."""
-        self.message = structs.replace(self.message, input=None, instructions=None, tools=None)
-
-
-class Session(Protocol):
-    """The decisions of one connection. Methods are called in threads; `begin` and `end` one at a time."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the response that opens the connection."""
-
-    def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """The response that a message asks for, or the answer to it. `waiting` others are queued."""
-
-    def begin(self, pending: PendingResponse) -> Answer:
-        """The stream of a new response, as it is sent over HTTP."""
-
-    def end(self, pending: PendingResponse, last: bytes) -> None:
-        """Called when the stream has ended with the event `last`."""
-
-    def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
-        """The error as a message."""
-
-    def expire(self) -> bytes:
-        """The message to a client whose connection has lasted as long as it may."""
-
-    def close(self) -> None:
-        """The connection has ended. Called on the loop."""
-
-
 @dataclass(frozen=True, slots=True)
 class SocketEndpoint(Generic[C]):
     """An ASGI app around sessions, which `connect` makes in a thread; what it raises is a refusal.
@@ -81,7 +38,7 @@ class SocketEndpoint(Generic[C]):
     A connection lasts for `seconds`, or until it has nothing to do and `closing` is set.
     """
 
-    connect: Callable[[WebSocket, C], Session]
+    connect: Callable[[WebSocket, C], SocketSession]
     context: EndpointContext[C]
     _: KW_ONLY
     authorize: Callable[[C], None]
@@ -125,7 +82,7 @@ class SocketEndpoint(Generic[C]):
             session.close()
 
     async def _accept_and_serve(
-        self, websocket: WebSocket, session: Session, connection: "_Connection"
+        self, websocket: WebSocket, session: SocketSession, connection: "_Connection"
     ) -> None:
         headers = {"x-request-id": websocket.state.request_id, **session.headers}
         await websocket.accept(headers=[(name.encode(), value.encode()) for name, value in headers.items()])
@@ -135,7 +92,7 @@ class SocketEndpoint(Generic[C]):
 @dataclass(eq=False, slots=True)
 class _Connection:
     websocket: WebSocket
-    session: Session
+    session: SocketSession
     threads: ThreadPools
     share: ThreadShare
     received: ReceivedBytes

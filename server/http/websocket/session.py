@@ -1,7 +1,6 @@
 """A WebSocket session on /v1/responses: validates messages, starts responses; RetainedResponses.
 
-The items of an unstored response are retained in the connection that created it, and only there, so that a
-later message can name it as `previous_response_id`.
+Only the connection that made an unstored response retains its items, for a later message that names it.
 """
 
 import threading
@@ -20,7 +19,6 @@ from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.http.websocket.connection import PendingResponse
 from server.limits.shared_limit import SharedLimit
 from server.limits.tenant_limits import DECODED_FACTOR
 from server.logs.context import current_origin
@@ -61,10 +59,6 @@ class RetainedResponses:
     """The responses that one connection retains. Thread-safe; each response counts until it is dropped."""
 
     def __init__(self, limit: SharedLimit, tenant: str, most: int) -> None:
-        """`limit` counts the bytes of all connections; `most` is for the bytes of this one's responses.
-
-        One response alone may have more than `most`.
-        """
         self._limit = limit
         self._tenant = tenant
         self._most = most
@@ -79,10 +73,10 @@ class RetainedResponses:
             return self._retained.get(response)
 
     def hold_input(self, items: Sequence[Item], message_bytes: int, item_bytes: int) -> None:
-        """Keep the input of the response that runs, until `retain` or `drop_input`.
+        """Keeps the input of the response that runs, until `retain` or `drop_input`; older ones are dropped
+        for it.
 
-        Older responses are dropped to make room. Where there is none even so, nothing is kept, and the
-        response is not retained at its end.
+        Without room nothing is kept, and the response is not retained at its end.
         """
         with self._lock:
             self._drop_input()
@@ -159,6 +153,21 @@ MAX_RETAINED_BODIES = 2
 """The most bytes of retained responses of one connection, as a multiple of the maximum body size."""
 
 
+@dataclass(eq=False, slots=True)
+class PendingResponse:
+    """A response that the client asks for."""
+
+    message: CreateMessage
+    size: int
+    """Bytes that it came in."""
+    prefix: bytes
+    """JSON that is put before the fields of every event of its stream."""
+
+    def drop_content(self) -> None:
+        """Forgets what the message says, whose bytes do not count any more once the response has begun."""
+        self.message = msgspec.structs.replace(self.message, input=None, instructions=None, tools=None)
+
+
 class _FinalFields(msgspec.Struct):
     id: str
     status: str
@@ -173,7 +182,7 @@ class _TerminalEvent(msgspec.Struct):
 
 
 class SocketSession:
-    """One connection. `begin` and `end` are called one at a time, the others at any time."""
+    """The decisions of a connection, in threads; `begin` and `end` are called one at a time."""
 
     def __init__(
         self, services: Services, websocket: WebSocket, caller: Caller, retained_bytes: SharedLimit
@@ -188,7 +197,7 @@ class SocketSession:
         self.headers = rates.headers(caller)
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """Raises ApiError or DecodeFailure."""
+        """The response that a message asks for, or the answer to it. Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
         request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
@@ -204,14 +213,14 @@ class SocketSession:
             lane = b'"stream_id":' + msgspec.json.encode(request.stream_id) + b","
         pending = PendingResponse(request, len(message), lane)
         if waiting >= MAX_QUEUED_MESSAGES:
-            error = TooManyRequests(
-                "Too many messages of this connection wait for their turn.", limit="messages of a WebSocket"
-            )
-            return self.explain(error, pending)
+            why = "Too many messages of this connection wait for their turn."
+            return self.explain(TooManyRequests(why, limit="messages of a WebSocket"), pending)
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady."""
+        """The stream of a new response. Raises NotReady; ApiError or DecodeFailure, dropping what it
+        continues.
+        """
         try:
             return self._begin(pending)
         except NotReady:
@@ -222,7 +231,9 @@ class SocketSession:
             raise
 
     def _begin(self, pending: PendingResponse) -> Answer:
-        services, message = self._services, _over_socket(pending.message)
+        # Without fields of HTTP, which do nothing here, as at OpenAI: each response is streamed.
+        of_http = {"stream": None, "stream_options": None, "background": None}
+        services, message = self._services, msgspec.structs.replace(pending.message, **of_http)
         apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
@@ -261,9 +272,11 @@ class SocketSession:
         self._retained.drop(pending.message.previous_response_id or "")
 
     def close(self) -> None:
+        """Called on the loop when the connection has ended."""
         self._retained.close()
 
     def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
+        """The error as a message."""
         api_error = to_api_error(error)
         self._services.events.error(api_error)
         log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
@@ -277,6 +290,7 @@ class SocketSession:
         )
 
     def expire(self) -> bytes:
+        """The message to a client whose connection has lasted as long as it may."""
         seconds = self._services.config.websocket_seconds
         message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
@@ -290,8 +304,3 @@ def _check_continued(message: CreateMessage, message_bytes: int, most: int) -> N
         )
     if message_bytes > most:
         raise BodyTooLarge(most)
-
-
-def _over_socket(message: CreateMessage) -> CreateMessage:
-    """The message without fields of HTTP, which do nothing here, as at OpenAI: each response is streamed."""
-    return msgspec.structs.replace(message, stream=None, stream_options=None, background=None)

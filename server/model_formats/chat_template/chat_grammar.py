@@ -24,8 +24,6 @@ _SPACE = "/[ \\n]{0,4}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConstraints:
-    """The inputs of a grammar."""
-
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
     choice: CallChoice
@@ -39,15 +37,19 @@ def build_grammar(
     reasoning: ReasoningFormat | None,
     constraints: OutputConstraints,
 ) -> StructuredOutput | None:
-    """The grammar, for required calls a chain to less strict ones; None without constraints. Raises
-    PromptError.
+    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
+
+    Required calls get a chain of grammars, from the most to the least strict schema.
     """
 
     def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
         lark = GrammarBuilder(markup)
         allowed = replace(constraints, tools=ToolIndex(tools))
         body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))
-        return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body)) if body else None
+        if body is None:
+            return None
+        called = _call_within(lark, calls, allowed) if calls else None
+        return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body, called))
 
     tools = constraints.tools.tools.values()
     if constraints.choice.mode != "required":
@@ -86,7 +88,6 @@ def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
 
 
 def _restricts_calls(constraints: OutputConstraints) -> bool:
-    """Whether optional calls are constrained."""
     return (
         not constraints.choice.parallel
         or constraints.choice.allowed is not None
@@ -138,12 +139,27 @@ def _forbidden_start(
     return "".join({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)})
 
 
+def _call_within(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints) -> str | None:
+    """Reasoning that is ended by calls in place of its end tag, which many models write; else None.
+
+    The whole prefix of a call begins it, as its opener alone may be mentioned.
+    """
+    if calls.bare_starts or not constraints.tools or constraints.choice.mode == "none":
+        return None
+    return f"{lark.until(calls.prefix)} {_calls(lark, calls, constraints, '')}"
+
+
 def _with_reasoning(
-    lark: GrammarBuilder, reasoning: ReasoningFormat | None, thinking: ReasoningStart, body: str
+    lark: GrammarBuilder,
+    reasoning: ReasoningFormat | None,
+    thinking: ReasoningStart,
+    body: str,
+    called: str | None,
 ) -> str:
+    """`called` is reasoning that ends with calls."""
     if reasoning is None or thinking == "no":
         return body
-    thought = lark.until(reasoning.end_tags[0])
-    if thinking == "open":
-        return f"{thought} {_SPACE} ({body})"
-    return f"({lark.literal(reasoning.start_tags[0])} {thought} {_SPACE})? ({body})"
+    thought = f"{lark.until(reasoning.end_tags[0])} {_SPACE} ({body})"
+    if called:
+        thought = f"({thought} | {called})"
+    return thought if thinking == "open" else f"{lark.literal(reasoning.start_tags[0])} {thought} | ({body})"

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
+from server.model_formats.chat_template.described_tools import describe_tools
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
@@ -20,6 +21,7 @@ from server.model_formats.chat_template.template_probe import ALL_REASONING, pro
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
+from server.model_formats.tool_calls.formats import Hermes
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
 from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
@@ -61,12 +63,16 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` and `image_token_id` are None if there are none; the ids are `ModelInfo`'s."""
+        """`call_format` is how the model writes tool calls; None if that is not known.
+
+        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
+        of `ModelInfo`.
+        """
         self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
-        self._calls = call_format(self._markup) if call_format else None
+        self._shown_calls = self._calls = call_format(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         form = self._reasoning_format
@@ -84,6 +90,11 @@ class ChatTemplateFormat:
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
         self._capabilities = probe_template(template)
+        self.describes_tools = bool(template.source) and not self._capabilities.tools
+        """Whether tools are described in the system message, as the template writes none."""
+        known = self._shown_calls
+        if self.describes_tools and (known is None or known.render_calls([]) is None):
+            self._calls = Hermes(self._markup)
         content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
         question = {"role": "user", "content": content}
         self._effort = EffortVariables(
@@ -104,7 +115,6 @@ class ChatTemplateFormat:
         return bool(self._template.source)
 
     def write(self, conversation: PromptConversation) -> Prompt:
-        """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
@@ -119,6 +129,10 @@ class ChatTemplateFormat:
         elif choice.allowed is not None:
             callable_ = tool_index.only(choice.allowed)
         conversation, thought = self._unfinished_thought(self._with_reasoning_of(conversation))
+        described = tool_index if self.describes_tools else _NO_TOOLS
+        if described and self._calls is not None:
+            texts = [conversation.instructions or "", describe_tools(described, self._calls)]
+            conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and not _can_continue(messages):
@@ -126,7 +140,11 @@ class ChatTemplateFormat:
         rendered = self._render(
             messages,
             conversation,
-            tools=[function_schema(name, tool) for name, tool in tool_index.tools.items()]
+            tools=(
+                None
+                if described
+                else [function_schema(name, tool) for name, tool in tool_index.tools.items()] or None
+            )
             or self._capabilities.no_tools,
             documents=self._documents(conversation),
             generates=conversation.add_generation_prompt,
@@ -175,6 +193,27 @@ class ChatTemplateFormat:
         (ids,) = self._template.tokens.encode([text], limit, special=special)
         return tuple(ids)
 
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones spelled out."""
+        text: str = self._template.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    @property
+    def call_format(self) -> str | None:
+        """The name of the format of tool calls; None if it is not known, and tools are refused."""
+        return self._calls.name if self._calls else None
+
+    def refuse_tools(self) -> None:
+        """Tools are refused from now on, as calls would be read wrongly."""
+        self._calls = None
+
+    def without_reasoning_marks(self, text: str) -> str:
+        """The text without marks of reasoning at its end."""
+        marks = [mark for mark in (*self._openings, *self._closings) if mark]
+        while mark := next((mark for mark in marks if text.rstrip().endswith(mark)), None):
+            text = text.rstrip().removesuffix(mark)
+        return text
+
     @property
     def max_chars_per_token(self) -> int | None:
         return self._template.tokens.max_chars_per_token
@@ -184,9 +223,9 @@ class ChatTemplateFormat:
         return self._marks
 
     @property
-    def call_format(self) -> str | None:
-        """The name of the format of calls; None if it is not known."""
-        return self._calls.name if self._calls else None
+    def reasoning_name(self) -> str | None:
+        """The name of the format of reasoning; None for models that do not reason."""
+        return self._reasoning_format.name if self._reasoning_format else None
 
     @property
     def reasoning_tags(self) -> tuple[str, ...]:
@@ -194,9 +233,9 @@ class ChatTemplateFormat:
         return (self._openings[0], self._closings[0]) if self._openings else ()
 
     @property
-    def efforts(self) -> Sequence[Sequence[Effort]]:
-        """Efforts that lead to the same prompt, together; empty if effort changes nothing."""
-        return self._effort.groups
+    def effort_values(self) -> Sequence[str]:
+        """Efforts with another prompt each, those of the same as `a = b`; empty if effort changes nothing."""
+        return [" = ".join(group) for group in self._effort.groups]
 
     @property
     def template_inputs(self) -> Sequence[str]:
@@ -253,8 +292,6 @@ class ChatTemplateFormat:
         if not conversation.tools:
             return _NO_TOOLS
         tools = ToolIndex(conversation.tools)
-        if not self._capabilities.tools:
-            raise PromptError("The model's chat template cannot write tools.", "tools")
         if self._calls is None:
             raise PromptError(
                 "It is not known how this model writes calls; see the setting tool_parser.", "tools"

@@ -1,4 +1,7 @@
-"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, and `PlainParser` for text."""
+"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, `PlainParser` for mere text.
+
+A special token that is markup becomes one character of the text, its sign; see `special_tokens`.
+"""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -8,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import ReasoningFormat, read_reasoning
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -63,13 +66,18 @@ class ChatParser:
             if text:
                 self._append(text, is_sign=token in self._signs)
         self._read_rest()
-        return merge_deltas(scanner.take_deltas())
+        return self._take_deltas()
 
     def close(self) -> list[Delta]:
         self._flush()
         self._scanner.ended = True
         for _ in self._reader:
             pass
+        return self._take_deltas()
+
+    def _take_deltas(self) -> list[Delta]:
+        self.reasoning_tokens -= self._scanner.tokens_of_calls
+        self._scanner.tokens_of_calls = 0
         return merge_deltas(self._scanner.take_deltas())
 
     def _append(self, text: str, *, is_sign: bool = False) -> None:
@@ -140,8 +148,8 @@ def _read(
     answer = TextEmitter(scanner, "answer", markup.clean)
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
-        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, also_ends=ends)
+        within = _calls_in_reasoning(scanner, calls, tools) if calls and tools else None
+        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
     dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
     yield from read_answer(
         scanner,
@@ -153,6 +161,18 @@ def _read(
     )
 
 
+def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
+    """The reader of calls of offered tools."""
+    emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
+
+    def read(text: TextEmitter, opener: str) -> Reader[bool]:
+        before = emitter.count
+        yield from _read_calls(calls, emitter, text, opener, must_call=False)
+        return emitter.count > before
+
+    return CallsInReasoning(calls.openers, read, calls.markup.restore)
+
+
 def read_answer(
     scanner: Scanner,
     calls: ToolCallFormat | None,
@@ -162,7 +182,10 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls without `dropped` texts; with `must_call`, also without the start of a call."""
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
+
+    With `must_call`, a truncated beginning of a call is not emitted as text.
+    """
     answer.buffers_space = calls is not None
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
@@ -214,7 +237,10 @@ def _read_calls(
 
 
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
+
+    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False

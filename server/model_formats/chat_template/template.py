@@ -251,7 +251,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """The templates by name: `default`, alone if from `file`, and a separate `tool_use`; empty without."""
+    """The templates by name: `default`, and `tool_use` if there is a separate one for tools.
+
+    Empty for a folder without a template, and only `default` from `file` if that is given.
+    """
     if file is not None:
         return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")

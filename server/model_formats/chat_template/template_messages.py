@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from server.model_formats.chat_template.described_tools import result_text
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import THOUGHT_FIELDS, TemplateCapabilities
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
@@ -33,7 +34,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
-_MAX_ARGUMENTS = 2**20
+MAX_ARGUMENTS = 2**20
 """Maximum characters of a call's arguments; parsing them holds the GIL."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _IMAGE = "\ufdd2"
@@ -77,6 +78,8 @@ def write_messages(
     turns = _turns(conversation, calls.call_id_style if calls else "any", texts)
     if texts.images and not capabilities.images:
         raise PromptError("The model's chat template cannot write pictures.")
+    if not capabilities.outputs:
+        turns = [Turn("user", result_text(turn.text)) if turn.role == "tool" else turn for turn in turns]
     if not capabilities.images_in_outputs:
         turns = list(_images_after_outputs(turns))
     if not capabilities.later_systems:
@@ -323,8 +326,6 @@ def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 class _Writer:
-    """Converts turns to messages."""
-
     def __init__(
         self, template: ChatTemplate, capabilities: TemplateCapabilities, calls: ToolCallFormat | None
     ) -> None:
@@ -335,8 +336,6 @@ class _Writer:
     def write(self, turn: Turn) -> Iterator[Message]:
         if turn.role == "tool":
             assert turn.call is not None
-            if not self._capabilities.outputs:
-                raise PromptError("The model's chat template cannot write the outputs of tools.")
             yield {
                 "role": "tool",
                 "content": turn.text,
@@ -370,8 +369,8 @@ class _Writer:
     def _call(self, call: Call) -> dict[str, Any]:
         arguments: Any = call.arguments
         if self._capabilities.arguments_as_object:
-            if len(call.arguments) > _MAX_ARGUMENTS:
-                raise PromptError(f"The arguments of a call may have {_MAX_ARGUMENTS} characters.")
+            if len(call.arguments) > MAX_ARGUMENTS:
+                raise PromptError(f"The arguments of a call may have {MAX_ARGUMENTS} characters.")
             try:
                 check_size(call.arguments.encode(errors="replace"))
                 arguments = json.loads(call.arguments)

@@ -1,4 +1,8 @@
-"""Detects the capabilities of a chat template, which none declares, by rendering small conversations."""
+"""Detects the capabilities of a chat template by rendering small conversations.
+
+Templates differ in their support for system messages, tools, calls with text, parallel calls, and in the form
+of arguments; none declares it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -38,7 +38,10 @@ class Header:
 
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
-    """The header between <|start|> and <|message|>; `names_author` unless the prompt has the role."""
+    """The header in the tokens between <|start|> and <|message|>. Raises nothing.
+
+    `names_author` is False if the prompt already contains the assistant's role.
+    """
     sections = _split(token_ids, tokens)
     author = "assistant"
     channel = recipient = data = None
@@ -87,7 +90,10 @@ def read_headerless(
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:
-    """The trailing header tokens that are wholly content as returned by `read_headerless`."""
+    """The number of trailing header tokens that are the content returned by `read_headerless`.
+
+    A token that is partly content counts as header.
+    """
     count = 0
     for token in reversed(token_ids):
         spelled = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
@@ -114,7 +120,10 @@ _ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in tokens from a boundary on; the last may be incomplete. Raises nothing."""
+    """The messages in these tokens, which begin at a message boundary. Raises nothing.
+
+    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
+    """
     messages: list[dict[str, Any]] = []
     complete = 0
     header: list[int] = []

@@ -1,5 +1,7 @@
-"""gpt-oss's tokenizer, and its rendering of tools as TypeScript, both by openai-harmony. Thread-safe. The
-library's time is quadratic in the length of a word, and it holds the GIL, so text is encoded in pieces.
+"""gpt-oss's tokenizer, and its rendering of tools as TypeScript, both by openai-harmony.
+
+The library's time is quadratic in the length of a word, and it holds the GIL, so text is encoded in pieces.
+Control tokens spelled in a text are encoded as text. Thread-safe after construction.
 """
 
 import os
@@ -29,7 +31,10 @@ class HarmonyEncoding:
     """gpt-oss's tokenizer."""
 
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
-        """`user_folder` is TIKTOKEN_ENCODINGS_BASE. Raises ValueError for a bad vocabulary."""
+        """`vocabulary` is the content of the file; `user_folder` the value of TIKTOKEN_ENCODINGS_BASE.
+
+        Raises ValueError if the library refuses the vocabulary.
+        """
         self.tokens = read_tokens(vocabulary)
         """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
@@ -71,7 +76,11 @@ class HarmonyEncoding:
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """The developer message's `# Tools`, as TypeScript. Raises PromptError."""
+        """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
+
+        A tool has `name`, `description` and `parameters`, a schema from `tools.inlined_schema`.
+        Raises PromptError.
+        """
 
         def render() -> list[int]:
             groups = {

@@ -188,14 +188,12 @@ class HarmonyParser:
             self._start_item(MessageStart(phase), TextDelta)  # type: ignore[arg-type]
 
     def _finish(self) -> None:
-        """Ends a complete message."""
         call = self._text is CallDelta
         self._end_content()
         if call:
             self._deltas.append(CallEnd())
 
     def _end_content(self) -> None:
-        """Ends a message, complete or truncated."""
         self._emit_text(self._decoder.decode(b"", final=True))
         self._text = None
         self._in_content = False

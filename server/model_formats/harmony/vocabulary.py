@@ -1,4 +1,8 @@
-"""Locates gpt-oss's vocabulary file, whose SHA-256 is checked, or makes it of tokenizer.json; no network."""
+"""Locates gpt-oss's vocabulary file, or derives it from tokenizer.json, without network access.
+
+The file is o200k_base.tiktoken: a line with base64 and rank for each text token. Its SHA-256 is checked
+wherever it comes from. A gpt-oss snapshot's tokenizer.json contains the same tokens.
+"""
 
 import base64
 import hashlib
@@ -33,7 +37,10 @@ class VocabularyPlaces:
 
 
 def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
-    """The file's content for the model in `folder`. Raises FileNotFoundError or ValueError."""
+    """The file's content for the gpt-oss model in `folder`.
+
+    Raises FileNotFoundError if there is none, and ValueError for a wrong hash.
+    """
     if places.user_folder is not None:
         return _read_from_user(places.user_folder / FILE)
     downloaded = places.library_cache / _NAME_IN_CACHES if places.library_cache else None

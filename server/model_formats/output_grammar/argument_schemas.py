@@ -1,5 +1,6 @@
 """Readers of the JSON schemas of tools' arguments: properties, types, `$ref` targets, `anyOf` alternatives.
-Pure. Subschemas come with the `$defs` that they may reference. Invalid keywords are ignored.
+
+Every subschema that they return has the `$defs` that it may reference. Invalid keywords are ignored. Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -122,7 +123,6 @@ def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]
 
 
 def type_name(value: object) -> str:
-    """The JSON type of a decoded value; `integer` for an int."""
     return _TYPES.get(type(value), "object")
 
 

@@ -69,7 +69,6 @@ class GrammarBuilder:
         return " ".join([name, *map(_piece, pieces)])
 
     def text_without(self, texts: Iterable[str]) -> str:
-        """Any text without these, possibly empty."""
         return self.rule("PLAIN", self.text_body(texts, empty=True))
 
     def text_body(self, texts: Iterable[str], start: str = "", *, empty: bool = False) -> str:

@@ -46,7 +46,10 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 def forced_grammar(
     tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
-    """The strictest of `forced_levels`, with the looser in `relaxed`. Raises PromptError if all do."""
+    """The grammar that `make` returns for the strictest of `forced_levels`; `relaxed` has the looser.
+
+    Raises the first PromptError if `make` raises it for all levels.
+    """
     error: PromptError | None = None
     grammars: list[StructuredOutput | None] = []
     for level in forced_levels(tools):
@@ -64,7 +67,10 @@ def forced_grammar(
 
 
 def forced_levels(tools: Iterable[PromptTool]) -> list[list[PromptTool]]:
-    """The tools from the strictest to the loosest; strict functions' schemas stay."""
+    """The tools with enforced schemas, in lists from the strictest to the loosest.
+
+    Schemas of strict functions are equal in all lists.
+    """
 
     def enforcing(tool: PromptTool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> PromptTool:
         if tool.strict or tool.kind == "custom":

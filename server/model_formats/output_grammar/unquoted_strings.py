@@ -72,8 +72,10 @@ def strings_of(schema: Any) -> str | None:
 def distinguish_strings(
     strings: str, others: frozenset[str], schema: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]]:
-    """A terminal of strings and of values of the types `others`, for text without type marks; no string would
-    be parsed as another type. Also the types that it does not include, as whose values none begins.
+    """A terminal of strings and of values of the types `others`, for text without type marks.
+
+    Strings exclude text that would be parsed as another type. Also returns the types that the terminal does
+    not include; no string begins like their values.
     """
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
     said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, SchemaBudget())]

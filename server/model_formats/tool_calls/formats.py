@@ -1,5 +1,6 @@
-"""The tool-call formats, as data: a family's marks, in a class that reads calls of its kind; all in
-`FORMATS`.
+"""The tool-call formats, as data: a family's marks, in the class that reads calls of its kind.
+
+A format like another one is a class with other marks here, and a name in `FORMATS`.
 """
 
 from server.model_formats.reasoning import shows_any

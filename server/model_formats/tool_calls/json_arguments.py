@@ -249,5 +249,7 @@ class HeaderCalls(JsonCalls):
         return f"{begin} {lark.arguments(tool)}{end}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        del calls  # their ids are not known here
-        return None
+        if self.numbered or self.id_begin:
+            return None  # their ids are not known here
+        own = [f"{name}{self.name_end}{arguments}{self.arguments_end}" for name, arguments in calls]
+        return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)

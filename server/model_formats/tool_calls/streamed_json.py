@@ -48,7 +48,10 @@ def copy_json(scanner: Scanner, sink: TextSink) -> Reader[bool]:
 
 
 def copy_string(scanner: Scanner, sink: TextSink, python_quote: str = "") -> Reader[bool]:
-    """Decodes a string after its first quote, JSON's or a `python_quote`, to `sink`; False if truncated."""
+    """Decodes a string after its first quote to `sink`; False if it is truncated.
+
+    `python_quote` is the quote of a string in Python's syntax; without it the syntax is JSON's.
+    """
     decoder = StringDecoder(sink, python=bool(python_quote))
     quote = python_quote or '"'
 
@@ -107,7 +110,10 @@ def read_members(
     *,
     needs_comma: bool = True,
 ) -> Reader[bool]:
-    """Reads members to the second of `brackets`; `member` writes its comma, too. False if malformed."""
+    """Reads members to the second of the `brackets`; writes a JSON object if the first is `{`, else a list.
+
+    `member` writes the comma that it is passed, then the member. False if truncated or malformed.
+    """
     begin, end = "{}" if brackets[0] == "{" else "[]"
     closing = brackets[1]
     sink(begin)

@@ -58,7 +58,10 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls. Instances have signs for the tokenizer's special tokens."""
+    """One family's syntax of tool calls: a reader's class with the family's marks, as `formats` lists them.
+
+    Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
+    """
 
     name: ClassVar[str]
     """The value of the setting `tool_parser`."""

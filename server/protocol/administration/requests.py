@@ -26,14 +26,8 @@ CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Days = Annotated[int, Meta(ge=0, le=36500)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS, extra={"kind": "time"})]
-Amount = Annotated[
-    str,
-    Meta(
-        pattern=rf"^[0-9]{{1,15}}(\.[0-9]{{1,{MAX_DECIMALS}}})?$(?!\n)",
-        max_length=16 + MAX_DECIMALS,
-        extra={"kind": "amount"},
-    ),
-]
+_AMOUNT = rf"^[0-9]{{1,15}}(\.[0-9]{{1,{MAX_DECIMALS}}})?$(?!\n)"
+Amount = Annotated[str, Meta(pattern=_AMOUNT, max_length=16 + MAX_DECIMALS, extra={"kind": "amount"})]
 """Money, as text, so that no digit is lost."""
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -45,47 +39,50 @@ ScopeName = Literal["read", "write", "metrics", "metadata", "admin"]
 PeriodName = Literal["day", "month", "total"]
 
 
+def _says(description: str) -> Meta:
+    return Meta(description=description)
+
+
 class LimitFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rate limits and budgets of a tenant or a key."""
 
     requests_per_minute: Annotated[
-        Count32 | UnsetType | None, Meta(description="Requests a minute; null: no limit.")
+        Count32 | UnsetType | None, _says("Requests a minute; null: no limit.")
     ] = UNSET
     tokens_per_minute: Annotated[
         Count | UnsetType | None,
-        Meta(description="Tokens a minute: of prompts, and reserved for outputs; null: no limit."),
+        _says("Tokens a minute: of prompts, and reserved for outputs; null: no limit."),
     ] = UNSET
     budget_tokens: Annotated[
         CountOrZero | UnsetType | None,
-        Meta(description="Budget of input and output tokens in a period; null: no budget."),
+        _says("Budget of input and output tokens in a period; null: no budget."),
     ] = UNSET
     budget_cost: Annotated[
         Amount | UnsetType | None,
-        Meta(description="Budget of costs in a period, by the prices of models; null: no budget."),
+        _says("Budget of costs in a period, by the prices of models; null: no budget."),
     ] = UNSET
     budget_period: Annotated[
-        PeriodName | UnsetType, Meta(description="The budgets' period, in UTC; of a new one month.")
+        PeriodName | UnsetType, _says("The budgets' period, in UTC; of a new one month.")
     ] = UNSET
 
 
 class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/tenants/{tenant}; null leaves the server's setting."""
 
-    contact: Annotated[ShortText | UnsetType, Meta(description="Contact, whom to ask.")] = UNSET
+    contact: Annotated[ShortText | UnsetType, _says("Contact, whom to ask.")] = UNSET
     max_unfinished: Annotated[
         Count32 | UnsetType | None,
-        Meta(description="Unfinished responses at a time on one replica; null: the server's setting."),
+        _says("Unfinished responses at a time on one replica; null: the server's setting."),
     ] = UNSET
     max_queued: Annotated[
-        CountOrZero32 | UnsetType | None,
-        Meta(description="Background responses that wait; null: the server's setting."),
+        CountOrZero32 | UnsetType | None, _says("Background responses that wait; null: the server's setting.")
     ] = UNSET
     max_stored_bytes: Annotated[
-        CountOrZero | UnsetType | None, Meta(description="Bytes stored; null: the server's setting.")
+        CountOrZero | UnsetType | None, _says("Bytes stored; null: the server's setting.")
     ] = UNSET
     retention_days: Annotated[
         Days | UnsetType | None,
-        Meta(description="Days until its new responses expire; 0: never; null: the server's setting."),
+        _says("Days until its new responses expire; 0: never; null: the server's setting."),
     ] = UNSET
     conversation_days: Annotated[
         Days | UnsetType | None,
@@ -99,27 +96,22 @@ class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields
 class CreateTenant(UpdateTenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/tenants."""
 
-    id: Annotated[TenantName, Meta(description="The tenant's name: a-z, 0-9, - and _.")]
+    id: Annotated[TenantName, _says("The tenant's name: a-z, 0-9, - and _.")]
 
 
 class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/keys/{key_id}."""
 
-    name: Annotated[ShortText | UnsetType, Meta(description="Name, a note for yourself.")] = UNSET
+    name: Annotated[ShortText | UnsetType, _says("Name, a note for yourself.")] = UNSET
     scopes: Annotated[
         Annotated[list[ScopeName], Meta(min_length=1, max_length=5)] | UnsetType,
-        Meta(description="Scopes, what it may do; of a new one read and write."),
+        _says("Scopes, what it may do; of a new one read and write."),
     ] = UNSET
-    expires_at: Annotated[
-        UnixSeconds | UnsetType | None, Meta(description="When it expires; null: never.")
-    ] = UNSET
+    expires_at: Annotated[UnixSeconds | UnsetType | None, _says("When it expires; null: never.")] = UNSET
     priority_floor: Annotated[
-        Int32 | UnsetType,
-        Meta(description="Most urgent priority of its requests; a lower number is more urgent."),
+        Int32 | UnsetType, _says("Most urgent priority of its requests; a lower number is more urgent.")
     ] = UNSET
-    models: Annotated[Names | UnsetType | None, Meta(description="Models that it may use; null: all.")] = (
-        UNSET
-    )
+    models: Annotated[Names | UnsetType | None, _says("Models that it may use; null: all.")] = UNSET
     tools: Annotated[
         Names | UnsetType | None,
         Meta(
@@ -128,15 +120,14 @@ class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = UNSET
     ends_streams: Annotated[
-        bool | UnsetType,
-        Meta(description="Its streams, WebSockets and responses end when it expires or is revoked."),
+        bool | UnsetType, _says("Its streams, WebSockets and responses end when it expires or is revoked.")
     ] = UNSET
 
 
 class CreateKey(UpdateKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/keys."""
 
-    tenant: Annotated[TenantName, Meta(description="Tenant that owns it.")]
+    tenant: Annotated[TenantName, _says("Tenant that owns it.")]
 
 
 class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,13 +158,12 @@ class Erase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/prices: of 1,000,000 tokens of a model."""
 
-    model: Annotated[Name, Meta(description="Model, by its name.")]
-    input: Annotated[Amount, Meta(description="Price of tokens of the prompt.")]
+    model: Annotated[Name, _says("Model, by its name.")]
+    input: Annotated[Amount, _says("Price of tokens of the prompt.")]
     cached_input: Annotated[
-        Amount | None,
-        Meta(description="Price of cached tokens of the prompt; null: the price of other tokens."),
+        Amount | None, _says("Price of cached tokens of the prompt; null: the price of other tokens.")
     ] = None
-    output: Annotated[Amount, Meta(description="Price of tokens of the output.")]
+    output: Annotated[Amount, _says("Price of tokens of the output.")]
     valid_from: Annotated[
-        UnixSeconds | None, Meta(description="Start of the price, in UTC unless it has a zone; null: now.")
+        UnixSeconds | None, _says("Start of the price, in UTC unless it has a zone; null: now.")
     ] = None

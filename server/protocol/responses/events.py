@@ -241,13 +241,12 @@ _CALL_DELTAS = {
     Kind.FUNCTION_CALL_ARGUMENTS_DELTA: FunctionCallArgumentsDelta,
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: CustomToolCallInputDelta,
 }
-_DELTA_TYPES = {
-    Kind.OUTPUT_TEXT_DELTA: "response.output_text.delta",
-    Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: "response.output_text.delta",
-    Kind.REASONING_TEXT_DELTA: "response.reasoning_text.delta",
-    Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "response.function_call_arguments.delta",
-    Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "response.custom_tool_call_input.delta",
+_DELTAS: dict[Kind, type[_Event]] = {
+    **dict.fromkeys((Kind.OUTPUT_TEXT_DELTA, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS), OutputTextDelta),
+    Kind.REASONING_TEXT_DELTA: ReasoningTextDelta,
+    **_CALL_DELTAS,
 }
+_DELTA_TYPES = {kind: str(delta.__struct_config__.tag) for kind, delta in _DELTAS.items()}
 _DELTA_TYPE_BYTES = {kind: name.encode() for kind, name in _DELTA_TYPES.items()}
 _decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')

@@ -212,7 +212,10 @@ def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
 
 
 def has_lasting_id(item: Item) -> bool:
-    """Whether the id is well-formed for its type. An MCP item's never lasts: it tells who wrote it."""
+    """Whether an item that is sent with this id keeps it: it is well-formed for the item's type.
+
+    The id of an MCP item says whether this server has written it, so it never lasts.
+    """
     prefix = _SENT_PREFIXES.get(type(item))
     return prefix is not None and ids.is_item_id(item.id, prefix)
 
@@ -235,9 +238,14 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
                 fields[name] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
             elif isinstance(value, list) and kind is not Reasoning:
                 fields[name] = read_parts(value, f"{path}.{name}")
-        return kind(**{name: value for name, value in fields.items() if value is not None})
+        return kind(
+            **{name: value for name, value in fields.items() if value is not None or name == "call_id"}
+        )
 
     return TypeReader(shape, read)
+
+
+_OUTPUT_READER = _item_reader(_FunctionOutput, FunctionCallOutput)
 
 
 def _read_function_output(element: dict[str, Any], path: str) -> Item:
@@ -248,7 +256,7 @@ def _read_function_output(element: dict[str, Any], path: str) -> Item:
             f"{path}.call_id",
             "missing_required_parameter",
         )
-    item: Item = _item_reader(_FunctionOutput, FunctionCallOutput).read({"call_id": None, **element}, path)
+    item: Item = _OUTPUT_READER.read(element, path)
     return item
 
 

@@ -45,14 +45,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Summary = Literal["auto", "concise", "detailed"]
 ReasoningContext = Literal["auto", "current_turn", "all_turns"]
 INCLUDABLE = (
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "message.output_text.logprobs", "reasoning.encrypted_content"),
+    *("web_search_call.action.sources", "web_search_call.results"),
 )
 """OpenAI's values of `include`. Not a type, because requests are stored as they were sent."""
 Kind = Literal["response", "chat", "completion"]

@@ -216,7 +216,10 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
 
 
 def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[str, str | None]:
-    """The path and type of the function or custom tool; `tools` and None if it is not declared."""
+    """The path in a request's `tools` of the function or custom tool with this name, and its type.
+
+    `tools` and None for one that is not declared, such as an MCP server's.
+    """
     for index, element in enumerate(declared or ()):
         kind = element.get("type")
         if kind == "namespace":

@@ -15,10 +15,9 @@ import msgspec
 from sqlalchemy import Connection, select, text
 
 from server.store.administration.operator_tables import audit_trail
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 
 log = logging.getLogger("holdfast.audit")
-
 ACTIONS = {
     "key.create": "a key was made",
     "key.update": "a key's scopes, limits or expiry were changed",
@@ -58,7 +57,6 @@ ACTIONS = {
     "process.start": "a server process started, with these settings; secrets and defaults are left out",
     "process.stop": "a server process ended as asked",
 }
-"""Every action, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +128,7 @@ def entries_page(
         query = query.where(columns.at >= chosen.since)
     if chosen.until is not None:
         query = query.where(columns.at < chosen.until)
-    start = None
-    if after is not None:
-        start = connection.execute(select(columns.at, columns.id).where(columns.id == after)).first()
-        if start is None:
-            return None
-    rows = connection.execute(page(query, (columns.at, columns.id), start, limit, descending=newest_first))
+    rows = rows_after(connection, query, (columns.at, columns.id), after, limit, descending=newest_first)
+    if rows is None:
+        return None
     return [Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)}) for row in rows]

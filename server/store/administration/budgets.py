@@ -7,13 +7,13 @@ to be cleared up after a crash before others may use the budget.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
+from sqlalchemy import Connection, text
 
 from server.caller import Limits, Period
 from server.store import arrays
@@ -77,7 +77,6 @@ SETTLE: Final = """
     where r.tenant = m.tenant and r.response_id = m.response_id
 """
 """SQL that deletes the reservations of the ledger's rows in the CTE `metered`."""
-
 _UNFINISHED = "('queued', 'in_progress')"
 _COUNTS = f"""
     case when p.status is not null then p.status in {_UNFINISHED}
@@ -90,12 +89,10 @@ _WITH_RESPONSE = """
         select status from responses where tenant = r.tenant and id = r.response_id) p on true
 """
 _TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
-_OWNER_TYPES = {"tenant": "text", "key_id": "text", "period": "text"}
-_STANDINGS = text(
-    f"""
+_STANDINGS = text(f"""
     select coalesce(s.tokens, 0)::bigint, coalesce(s.cost, 0), coalesce(h.tokens, 0)::bigint,
         coalesce(h.cost, 0), {_TODAY}
-    from (select o.*, row_number() over () as place from {arrays.unnest("o", _OWNER_TYPES)}) b
+    from {arrays.unnest("b", BudgetOwner, place=True)}
     cross join lateral (
         select case b.period when 'day' then {_TODAY}
             when 'month' then cast(date_trunc('month', {_TODAY}) as date)
@@ -112,61 +109,47 @@ _STANDINGS = text(
         select sum(r.tokens) as tokens, sum(r.cost) as cost from budget_reservations r {_WITH_RESPONSE}
         where r.tenant = b.tenant and (b.key_id is null or r.key_id = b.key_id) and {_COUNTS}) h
     order by b.place
-    """  # noqa: S608 - constants of ours
-)
-_LOCK_TENANT = text(
-    """
+""")
+_LOCK_TENANT = text("""
     select set_config('synchronous_commit', 'off', true),
         (select tenant from tenants where tenant = :tenant for no key update)
-    """
-)
-_LOCK_KEY = text(
-    """
+""")
+_LOCK_KEY = text("""
     select set_config('synchronous_commit', 'off', true),
         (select id from api_keys where tenant = :tenant and id = :key_id for no key update)
-    """
-)
+""")
 """The transaction's commit does not wait for the disk: that of the response follows it in the log."""
-_PRICE = text(
-    """
+_PRICE = text("""
     select greatest(input, cached_input), output from prices
     where model = :model and valid_from <= clock_timestamp() order by valid_from desc limit 1
-    """
-)
-_NEW_TYPES = {"response_id": "uuid", "stored": "boolean", "tokens": "bigint", "cost": "numeric"}
-_INSERT = text(
-    f"""
+""")
+_INSERT = text(f"""
     insert into budget_reservations (tenant, key_id, replica_id, response_id, stored, tokens, cost)
     select :tenant, :key_id, :replica_id, response_id, stored, tokens, cost
-    from {arrays.unnest("n", _NEW_TYPES)}
+    from {arrays.unnest("n", NewReservation)}
     on conflict (tenant, response_id) do update
         set tokens = budget_reservations.tokens + excluded.tokens,
             cost = budget_reservations.cost + excluded.cost
-    """  # noqa: S608 - constants of ours
-)
-_RELEASE = text(
-    """
-    delete from budget_reservations r where tenant = :tenant and response_id = any(:responses)
+""")
+_RELEASE = text("""
+    delete from budget_reservations r where tenant = :tenant and response_id = any(cast(:responses as uuid[]))
         and not exists (select from responses p where p.tenant = r.tenant and p.id = r.response_id)
-    """
-).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
+""")
 _EXISTS = text("select from budget_reservations where tenant = :tenant and response_id = :response_id")
 _BATCH = 1000
-_DELETE_OVER = text(
-    f"""
+_DELETE_OVER = text(f"""
     delete from budget_reservations where (tenant, response_id) in (
         select r.tenant, r.response_id from budget_reservations r {_WITH_RESPONSE}
         where not ({_COUNTS}) limit {_BATCH})
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Standing]:
     """The standing of each of the owners in its current period, in their order."""
     if not owners:
         return []
-    parameters: dict[str, Any] = arrays.columns([owner._asdict() for owner in owners])
-    return [Standing(*row) for row in connection.execute(_STANDINGS, parameters)]
+    found = connection.execute(_STANDINGS, arrays.fields(BudgetOwner, owners))
+    return [Standing(*row) for row in found]
 
 
 def of_keys(connection: Connection, keys: Sequence[StoredKey]) -> dict[str, Standing]:
@@ -207,9 +190,8 @@ def reserve(
     connection: Connection, tenant: str, key_id: str, replica: UUID, new: Sequence[NewReservation]
 ) -> None:
     """Adds reservations of responses that this replica accepts; a response that has one gets more."""
-    rows = [asdict(reservation) for reservation in new]
     owner = {"tenant": tenant, "key_id": key_id, "replica_id": replica}
-    connection.execute(_INSERT, {**owner, **arrays.columns(rows)})
+    connection.execute(_INSERT, {**owner, **arrays.fields(NewReservation, new)})
 
 
 def has_reservation(connection: Connection, tenant: str, response: UUID) -> bool:

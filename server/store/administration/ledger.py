@@ -66,8 +66,7 @@ _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USA
 _OF_FACTS = [name for name in FACTS if name in _NO_USAGE]
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
-_METER = text(
-    f"""
+_METER = text(f"""
     with entries as (
         select * from {arrays.unnest("e", _USAGE_TYPES)}
     ), metered as (
@@ -77,8 +76,7 @@ _METER = text(
     spent as ({spend.ADD}),
     settled as ({budgets.SETTLE})
     {usage_days.ADD}
-    """  # noqa: S608 - constants of ours
-)
+""")
 """Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in
 place of what was reserved, and the changes of the days' sums."""
 
@@ -90,7 +88,6 @@ def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
 
 
 MAX_REMOVED = 1000
-"""The most entries that one transaction removes."""
 _REMOVE_OLDER = """
     delete from usage_ledger where (tenant, response_id) in (
         select l.tenant, l.response_id from usage_ledger l

@@ -32,7 +32,6 @@ class BucketDemand(NamedTuple):
     bucket: Bucket
     units: int
     per_minute: int
-    """The bucket's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +75,15 @@ _TAKE: Final = """
     from outcome
 """
 """Takes all units or none: 1 or 0, and for each bucket that has a row the seconds until it was full."""
-_CREATE = text(
-    f"""
+_CREATE = text(f"""
     insert into rate_buckets (tenant, key_id, kind, full_at)
-    select n.*, statement_timestamp() from {arrays.unnest("n", dict.fromkeys(Bucket._fields, "text"))}
+    select n.*, statement_timestamp() from {arrays.unnest("n", Bucket)}
     on conflict do nothing
-    """  # noqa: S608 - constants of ours
-)
+""")
 _LATEST = "statement_timestamp() + interval '2 minutes'"
 """However much a response used beyond what it took, its bucket holds the first unit a minute later."""
 _UNUSED_TYPES = {"tenant": "text", "key_id": "text", "requests": "bigint", "tokens": "bigint"}
-_GIVE_BACK = text(
-    f"""
+_GIVE_BACK = text(f"""
     with unused as (
         select * from {arrays.unnest("u", _UNUSED_TYPES)}
     ), changes as (
@@ -109,16 +105,13 @@ _GIVE_BACK = text(
     on conflict (tenant, key_id, kind) do update set full_at = least({_LATEST},
         greatest(b.full_at, statement_timestamp()) + (excluded.full_at - statement_timestamp()))
     returning set_config('synchronous_commit', 'off', true)
-    """  # noqa: S608 - constants of ours
-)
+""")
 """`excluded.full_at` carries the change, of which each key's is two minutes at most."""
-_DELETE_FULL = text(
-    """
+_DELETE_FULL = text("""
     delete from rate_buckets where (tenant, key_id, kind) in (
         select tenant, key_id, kind from rate_buckets
         where full_at < clock_timestamp() - interval '10 minutes' limit 1000 for update skip locked)
-    """
-)
+""")
 
 
 def take(database: Database, demands: Sequence[BucketDemand]) -> TakeResult:
@@ -133,7 +126,7 @@ def take(database: Database, demands: Sequence[BucketDemand]) -> TakeResult:
     )
     is_taken, *seconds = database.scalar(_TAKE, values)
     if len(seconds) < len(demands):
-        rows = arrays.columns([bucket._asdict() for bucket in buckets])
+        rows = arrays.fields(Bucket, buckets)
         database.autocommit(lambda connection: connection.execute(_CREATE, rows))
         is_taken, *seconds = database.scalar(_TAKE, values)
     return TakeResult(bool(is_taken), seconds)

@@ -12,10 +12,8 @@ from sqlalchemy import Connection, text
 FOLD_ROWS = 64
 """Rows of a key on the current day above which they are folded; of a day that is over, all are."""
 _MAX_FOLDED = 10_000
-"""The most rows that are folded in one transaction."""
 _FOLDED_DAYS = 7
 """Days in which rows are looked for, by the index of days."""
-
 ADD: Final = """
     insert into spend (tenant, key_id, day, tokens, cost)
     select tenant, coalesce((select coalesce(first_key, id) from api_keys where id = key_id), key_id, ''),
@@ -23,10 +21,8 @@ ADD: Final = """
     from metered
 """
 """SQL that adds the ledger's rows in the CTE `metered`. Rotated keys count as the first one."""
-
 _TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
-_FOLD = text(
-    f"""
+_FOLD = text(f"""
     with many as (
         select tenant, key_id, day from spend where day >= {_TODAY} - cast(:days as integer)
         group by tenant, key_id, day
@@ -40,8 +36,7 @@ _FOLD = text(
         insert into spend (tenant, key_id, day, tokens, cost)
         select tenant, key_id, day, sum(tokens), sum(cost) from gone group by tenant, key_id, day)
     select count(*) from gone
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def fold(connection: Connection) -> bool:

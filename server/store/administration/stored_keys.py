@@ -5,21 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Text,
-    bindparam,
-    func,
-    literal,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, bindparam, func, literal, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql.expression import ColumnElement, Select
+from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
@@ -71,17 +60,7 @@ class StoredKey:
         return self.revoked_at is None and (expires_at is None or expires_at > now)
 
 
-_ROW_FIELDS = (
-    "tenant",
-    "id",
-    "digest",
-    "created_at",
-    "first_used_at",
-    "last_used_at",
-    "revoked_at",
-    "replaced_by",
-    "first_key",
-)
+_ROW_FIELDS = tuple(StoredKey.__dataclass_fields__)[:-2]
 _PROPERTY_FIELDS = ("name", "priority_floor", "ends_streams", "expires_at")
 _NOT_REVOKED = api_keys.c.revoked_at.is_(None)
 _VALID = _NOT_REVOKED & or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.clock_timestamp())
@@ -91,7 +70,6 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
 KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
 """`key_required` as a statement for `Database.scalar`. A key that came by SQL or by a restore counts, too."""
-_MINUTE = timedelta(minutes=1)
 _SHARED = "shared"
 
 
@@ -174,34 +152,23 @@ def get(connection: Connection, key_id: str, *, lock: bool = False) -> StoredKey
     return _key(row) if row else None
 
 
-def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
-    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use.
+_RECORD_USE = text("""
+    with due as (
+        select id, first_used_at is null as is_first from api_keys
+        where tenant = :tenant and id = :id
+          and (last_used_at is null or last_used_at < clock_timestamp() - interval '1 minute')
+        for update skip locked)
+    update api_keys k set last_used_at = clock_timestamp(),
+        first_used_at = coalesce(k.first_used_at, clock_timestamp())
+    from due d where k.tenant = :tenant and k.id = d.id returning d.is_first
+""")
 
-    Skips a locked row, so that no request waits.
+
+def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
+    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use. Skips a locked
+    row, so that no request waits.
     """
-    due = (
-        select(api_keys.c.id, api_keys.c.first_used_at.is_(None).label("is_first"))
-        .where(
-            api_keys.c.tenant == tenant,
-            api_keys.c.id == key_id,
-            or_(
-                api_keys.c.last_used_at.is_(None),
-                api_keys.c.last_used_at < func.clock_timestamp() - _MINUTE,
-            ),
-        )
-        .with_for_update(skip_locked=True)
-        .cte("due")
-    )
-    used = connection.execute(
-        update(api_keys)
-        .where(api_keys.c.tenant == tenant, api_keys.c.id == due.c.id)
-        .values(
-            last_used_at=func.clock_timestamp(),
-            first_used_at=func.coalesce(api_keys.c.first_used_at, func.clock_timestamp()),
-        )
-        .returning(due.c.is_first)
-    ).scalar()
-    return used is True
+    return connection.execute(_RECORD_USE, {"tenant": tenant, "id": key_id}).scalar() is True
 
 
 KeyState = Literal["valid", "expired", "revoked"]
@@ -233,57 +200,45 @@ def list_page(
     return [_key(row) for row in rows]
 
 
+def _update(connection: Connection, key_id: str, *conditions: ColumnElement[bool], **values: object) -> int:
+    change = update(api_keys).where(api_keys.c.id == key_id, *conditions)
+    return connection.execute(change.values(**values)).rowcount
+
+
 def set_properties(connection: Connection, key_id: str, properties: KeyProperties) -> None:
     """Replaces what an operator chooses of a key."""
-    connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(**_values(properties)))
+    _update(connection, key_id, **_values(properties))
 
 
 def replace_key(connection: Connection, key_id: str, new_key: str, expires_at: datetime) -> None:
     """Notes the key that rotation made in its place, and when this one expires."""
-    connection.execute(
-        update(api_keys).where(api_keys.c.id == key_id).values(replaced_by=new_key, expires_at=expires_at)
-    )
+    _update(connection, key_id, replaced_by=new_key, expires_at=expires_at)
 
 
 def revoke(connection: Connection, key_id: str) -> bool:
     """Revokes a key; False if there is no such key that was not revoked."""
-    ended = connection.execute(
-        update(api_keys)
-        .where(api_keys.c.id == key_id, _NOT_REVOKED)
-        .values(revoked_at=func.clock_timestamp())
-    )
-    return ended.rowcount == 1
+    return _update(connection, key_id, _NOT_REVOKED, revoked_at=func.clock_timestamp()) == 1
 
 
 def end_streams(connection: Connection, key_id: str) -> None:
     """Ends what runs with a revoked key, on every replica."""
-    connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(ends_streams=True))
+    _update(connection, key_id, ends_streams=True)
 
 
 def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) -> list[str]:
     """The keys that end what runs with them and became invalid within the last `age`, or are in use still:
     `ends_streams` may be set long after a key was revoked.
     """
-    now = func.clock_timestamp()
-    return list(
-        connection.scalars(
-            select(api_keys.c.id).where(
-                api_keys.c.ends_streams,
-                or_(
-                    api_keys.c.revoked_at > now - age,
-                    api_keys.c.expires_at.between(now - age, now),
-                    (api_keys.c.id == func.any(literal(list(in_use), ARRAY(Text)))) & ~_VALID,
-                ),
-            )
-        )
-    )
+    keys, now = api_keys.c, func.clock_timestamp()
+    used = keys.id == func.any(literal(list(in_use), ARRAY(Text)))
+    ended = or_(keys.revoked_at > now - age, keys.expires_at.between(now - age, now), used & ~_VALID)
+    return list(connection.scalars(select(keys.id).where(keys.ends_streams, ended)))
 
 
 def valid_keys_of(connection: Connection, tenant: str) -> int:
     """The number of a tenant's valid keys."""
-    return connection.execute(
-        select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
-    ).scalar_one()
+    query = select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
+    return connection.execute(query).scalar_one()
 
 
 class TenantAndKeyLimits(NamedTuple):
@@ -303,10 +258,8 @@ def limits_of(connection: Connection, tenant: str, key_id: str | None) -> Tenant
 
 def get_seal_key(connection: Connection) -> bytes | None:
     """The stored key; None if there is none."""
-    key: bytes | None = connection.execute(
-        select(seal_keys.c.key).where(seal_keys.c.name == _SHARED)
-    ).scalar()
-    return key
+    row = connection.execute(select(seal_keys.c.key).where(seal_keys.c.name == _SHARED)).first()
+    return row.key if row else None
 
 
 def insert_seal_key(connection: Connection, key: bytes) -> None:

@@ -74,11 +74,7 @@ def settings_of(connection: Connection, tenant: str) -> TenantSettings:
 
 
 def names_page(
-    connection: Connection,
-    after: str | None = None,
-    limit: int | None = None,
-    *,
-    descending: bool = False,
+    connection: Connection, after: str | None = None, limit: int | None = None, *, descending: bool = False
 ) -> list[str]:
     """The names of tenants with settings or keys that come after a name; one more than `limit`, or all."""
     known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).subquery()

@@ -22,7 +22,6 @@ MAX_CHARTED: Final = 7
 MAX_CSV_ROWS: Final = 50_000
 MEASURED_RESPONSES: Final = 3_000
 """The newest of the period, of whose completed ones percentiles are computed."""
-
 Group = Literal["day", "tenant", "key_id", "model"]
 GROUPS: Final[Mapping[Group, str]] = {
     "day": "day",
@@ -40,16 +39,14 @@ _COLUMNS: Final[Mapping[Grouping, tuple[str, ...]]] = {
     "user": ("tenant", "end_user"),
 }
 """An end user is one of a tenant: the same name with another tenant is somebody else."""
-_NAME: Final[Mapping[Grouping, str]] = {
+_FIELD: Final[Mapping[Grouping, str]] = {
     "tenant": "tenant",
     "model": "model",
-    "key": "coalesce(key_id, '')",
+    "key": "key_id",
     "user": "end_user",
 }
-
-
+_NAME: Final = {**_FIELD, "key": "coalesce(key_id, '')"}
 NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
-"""The end of a time without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +112,7 @@ class UsageRow(NamedTuple):
 
     def name(self, by: Grouping) -> str:
         """The name of its group; empty for responses without a key."""
-        return {"tenant": self.tenant, "model": self.model, "key": self.key_id, "user": self.end_user}[
-            by
-        ] or ""
+        return getattr(self, _FIELD[by]) or ""
 
     @property
     def failed_share(self) -> float | None:
@@ -201,8 +196,8 @@ def _charted(connection: Connection, filters: UsageFilter, groups: Sequence[Usag
         "names": [group.name(filters.by) for group in groups],
         "tenants": [group.tenant for group in groups],
     }
-    query = f"select {_ROW} from ({_sums(filters, parts, where=f'and {condition}')}) as sums order by day"
-    return _rows(connection, query, filters, **named)
+    sums = _sums(filters, parts, where=f"and {condition}")
+    return _rows(connection, f"select {_ROW} from ({sums}) as sums order by day", filters, **named)
 
 
 def read_days_of_groups(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
@@ -254,12 +249,7 @@ def _parts(filters: UsageFilter) -> dict[str, tuple[str, ...]]:
     """The columns of each part's groups."""
     shown: Sequence[Grouping] = ("tenant", "user") if filters.reads_users else ("tenant", "model", "key")
     failures = {} if filters.reads_users else {"failure": ("status", "error_code")}
-    return {
-        "total": (),
-        "day": ("day",),
-        **{name: _COLUMNS[name] for name in shown},
-        **failures,
-    }
+    return {"total": (), "day": ("day",), **{name: _COLUMNS[name] for name in shown}, **failures}
 
 
 _LEDGER: Final = """(

@@ -11,23 +11,13 @@ from sqlalchemy import Connection, text
 FOLD_ROWS = 64
 """Fewer changes are left for later."""
 _MAX_FOLDED = 2_000
-"""The most rows that are folded in one transaction."""
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
-
 _GROUPS = "tenant, day, key_id, model, kind, status, error_code"
-_SUMS = (
-    "responses",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "cost",
-    "unpriced",
-)
+_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+_SUMS = ("responses", *_TOKENS, "cost", "unpriced")
 _COLUMNS = ", ".join(_SUMS)
 _TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
-
 RETURNED: Final = (
     "tenant, finished_at, key_id, model, kind, status, error_code, end_user, input_tokens, cached_tokens,"
     " output_tokens, reasoning_tokens, cost"
@@ -40,7 +30,7 @@ ADD: Final = f"""
         sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
     from metered group by 1, 2, 3, 4, 5, 6, 7, 8
-"""  # noqa: S608 - constants of ours
+"""
 """SQL that adds the ledger's rows in the CTE `metered`."""
 
 
@@ -50,11 +40,10 @@ def _add_to(table: str, groups: str, condition: str) -> str:
         insert into {table} ({groups}, {_COLUMNS})
         select {groups}, {_TOTALS} from gone where {condition} group by {groups} order by {groups}
         on conflict ({groups}) do update set {sums}
-    """  # noqa: S608 - constants of ours
+    """
 
 
-_FOLD = text(
-    f"""
+_FOLD = text(f"""
     with gone as (
         delete from usage_changes where ctid = any (array(
             select ctid from usage_changes limit :limit for update skip locked))
@@ -62,20 +51,15 @@ _FOLD = text(
     ), by_day as ({_add_to("usage_days", _GROUPS, "true")}),
     by_user as ({_add_to("user_days", "tenant, end_user, day", "end_user <> ''")})
     select count(*) from gone
-    """  # noqa: S608 - constants of ours
-)
-_MAY_FOLD = text(
-    """
+""")
+_MAY_FOLD = text("""
     select count(*) >= :rows and pg_try_advisory_xact_lock(:lock)
     from (select from usage_changes limit :rows) as unfolded
-    """
-)
-_FORGET_USERS = text(
-    """
+""")
+_FORGET_USERS = text("""
     delete from user_days
     where day < (select cast(min(finished_at) at time zone 'utc' as date) from usage_ledger)
-    """
-)
+""")
 
 
 def fold(connection: Connection) -> bool:
@@ -95,26 +79,17 @@ def forget_users(connection: Connection) -> None:
 
 
 _LOCK_SUMS = text("select pg_advisory_xact_lock(:lock)")
-_BLANK_CHANGES = text("update usage_changes set end_user = '' where tenant = :tenant and end_user = :user")
-_FORGET_USER = text("delete from user_days where tenant = :tenant and end_user = :user")
+_OF_USERS = "tenant = :tenant and end_user <> '' and (cast(:user as text) is null or end_user = :user)"
+_BLANK_CHANGES = text(f"update usage_changes set end_user = '' where {_OF_USERS}")
+_FORGET_DAYS = text(f"delete from user_days where {_OF_USERS}")
 
 
-_BLANK_ALL = text("update usage_changes set end_user = '' where tenant = :tenant and end_user <> ''")
-_FORGET_ALL = text("delete from user_days where tenant = :tenant")
-
-
-def forget_user(connection: Connection, tenant: str, user: str) -> int:
-    """Removes an end user's sums, and the name from changes, while nobody folds; returns how many rows."""
+def forget(connection: Connection, tenant: str, user: str | None) -> int:
+    """Removes the sums of an end user, or of all of a tenant, and their names from changes; returns how many
+    rows that are. Nobody folds meanwhile.
+    """
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
     parameters = {"tenant": tenant, "user": user}
     return sum(
-        connection.execute(statement, parameters).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER)
+        connection.execute(statement, parameters).rowcount for statement in (_BLANK_CHANGES, _FORGET_DAYS)
     )
-
-
-def forget_names(connection: Connection, tenant: str) -> int:
-    """Removes the names of all end users of a tenant from the sums; returns the number of rows."""
-    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
-    parameters = {"tenant": tenant}
-    blanked = connection.execute(_BLANK_ALL, parameters).rowcount
-    return blanked + connection.execute(_FORGET_ALL, parameters).rowcount

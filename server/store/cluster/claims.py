@@ -10,14 +10,15 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import CancelReason, Ending
-from server.store import log_append
+from server.store import arrays
 from server.store.administration import ledger
 from server.store.cluster import leases
 from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
-from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
+from server.store.database_errors import OwnershipLost
+from server.store.keyset_page import distinct
 from server.store.webhooks import outbox
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
@@ -27,26 +28,19 @@ _SET_OWNER = """
     from chosen c where r.tenant = c.tenant and r.id = c.id
     returning r.tenant, r.id
 """
-_CLAIM_TO_END = text(
-    f"""
+_CLAIM_TO_END = text(f"""
     with chosen as materialized (
         select tenant, id from responses
         where {_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)
         order by priority, queued_at limit :limit for update skip locked)
     {_SET_OWNER}
-    """  # noqa: S608 - constants of ours
-)
+""")
 _WAITING_FOR_MODEL = f"""
-    {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
+    {_UNOWNED} and background and deaths < :most_deaths
+    and model = any(cast(:models as text[])) and {NOT_HELD}
 """
-_CLAIM_WAITING = text(
-    f"""
-    with recursive waiting (tenant) as (
-        (select tenant from responses where {_UNOWNED} order by tenant limit 1)
-        union all
-        select (select r.tenant from responses r where {_UNOWNED} and r.tenant > t.tenant
-                order by r.tenant limit 1)
-        from waiting t where t.tenant is not null),
+_CLAIM_WAITING = text(f"""
+    with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
     candidates as materialized (
         select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
             select count(*) from responses r
@@ -64,8 +58,7 @@ _CLAIM_WAITING = text(
         where {_WAITING_FOR_MODEL}
         order by c.turn, c.priority, c.queued_at limit :limit for update of r skip locked)
     {_SET_OWNER}
-    """  # noqa: S608 - constants of ours
-)
+""")
 _CANDIDATES_PER_CLAIM = 4
 """Candidates of each tenant for one claimed response, because other replicas may have locked the first."""
 
@@ -79,36 +72,35 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
 
 
 def claim_waiting(
-    connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+    connection: Connection,
+    me: UUID,
+    *,
+    models: Sequence[str],
+    full: Collection[str],
+    most_deaths: int,
+    limit: int,
 ) -> list[StoredResponse]:
-    """Claims background responses to generate, fairly by tenant.
+    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant.
 
     The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
     priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
-    their settings allow. The caller's transaction has passed the
-    fence.
+    their settings allow. The caller's transaction has passed the fence.
     """
-    parameters = {
-        "me": me,
-        "models": list(models),
-        "full": list(full),
-        "limit": limit,
-        "looked_at": _CANDIDATES_PER_CLAIM * limit,
-    }
-    return read_rows(
-        connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_WAITING, parameters)]
-    )
+    parameters = {"me": me, "models": list(models), "full": list(full), "most_deaths": most_deaths}
+    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit}
+    claimed = connection.execute(_CLAIM_WAITING, {**parameters, **limits})
+    return read_rows(connection, [ResponseKey(*row) for row in claimed])
 
 
 _RELEASE = f"""
     with chosen as materialized (
         select tenant, id from responses
         where replica_id = :me and status = 'in_progress'
-          and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
+          and (tenant, id) in (select * from {arrays.unnest("k", ResponseKey)})
         for update {{skip_locked}})
     update responses r set replica_id = null, deaths = deaths + :deaths * {leases.COUNTED_DEATH}
     from chosen c where r.tenant = c.tenant and r.id = c.id
-"""  # noqa: S608 - a constant of ours
+"""
 _RELEASE_ALL = text(_RELEASE.format(skip_locked=""))
 _RELEASE_UNLOCKED = text(_RELEASE.format(skip_locked="skip locked"))
 
@@ -121,27 +113,23 @@ def release(
     died: bool = False,
     skip_locked: bool = False,
 ) -> int:
-    """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
-
-    `died` counts one more death of each response whose attempt made no progress; `claim_to_end` allows a
-    limited number. Responses that this replica no longer owns stay as they are, and so do locked ones with
+    """Puts responses of this replica back into the queue; returns how many. Fenced by the caller. `died`
+    counts one more death of each response whose attempt made no progress; `claim_to_end` allows a limited
+    number. Responses that this replica no longer owns stay as they are, and so do locked ones with
     `skip_locked`.
     """
     if not keys:
         return 0
-    tenants, ids = [key.tenant for key in keys], [key.id for key in keys]
-    parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
+    parameters = {"me": me, "deaths": int(died), **arrays.fields(ResponseKey, keys)}
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
-_CLAIM_AGAIN = text(
-    """
+_CLAIM_AGAIN = text("""
     update responses set status = 'in_progress', replica_id = :me, attempt = :attempt,
         started_at = coalesce(started_at, clock_timestamp())
     where tenant = :tenant and id = :id and replica_id is null and attempt = :attempt - 1
       and status in ('queued', 'in_progress')
-    """
-)
+""")
 
 
 def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int) -> bool:
@@ -153,7 +141,7 @@ def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int
     return connection.execute(_CLAIM_AGAIN, parameters).rowcount == 1
 
 
-_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
+_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(
     "select id, cancel_reason from responses"
@@ -169,8 +157,7 @@ _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
 
 def is_waiting(connection: Connection) -> bool:
     """Whether the queue has a response, whatever is to be done with it."""
-    is_any: bool = connection.execute(_IS_WAITING).scalar_one()
-    return is_any
+    return bool(connection.execute(_IS_WAITING).scalar_one())
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
@@ -185,18 +172,15 @@ def cancel_requested(connection: Connection, me: UUID) -> list[tuple[UUID, Cance
 
 def count_waiting(connection: Connection, most: int) -> int:
     """The length of the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one()
-    return count
+    return int(connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one())
 
 
 def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
     """A tenant's responses in the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one()
-    return count
+    return int(connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one())
 
 
-_UNSERVED = text(
-    f"""
+_UNSERVED = text(f"""
     select model, count(*) from (
         select model from responses r
         where {_UNOWNED} and background and cancel_requested_at is null and not exists (
@@ -204,8 +188,7 @@ _UNSERVED = text(
             where p.state = 'alive' and p.role <> 'api' and r.model = any(p.models))
         limit :most) as unserved
     group by model order by 2 desc, 1
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def count_unserved(connection: Connection, most: int) -> list[tuple[str, int]]:
@@ -242,7 +225,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
     """Fails a claimed response whose stored content cannot be decoded; False if another replica owns it.
 
     A later release, a damaged disk or a manual change may leave such content. The stream gets no terminal
-    event, which `holdfast audit` reports; the log is compacted, or stays as it is if Postgres refuses that.
+    event, which `holdfast audit` reports; its log stays as it is, for the retention thread to fold.
     Raises Fenced or DatabaseError.
     """
     tenant, id_ = claimed.tenant, claimed.id
@@ -266,19 +249,8 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         if not ledger.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
             usage = ledger.LedgerEntry(facts=claimed, stored=True, attempt=claimed.attempt)
             ledger.record_usage(connection, [(usage, ending)])
-        _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
         else:
             outbox.enqueue(connection, [ResponseKey(tenant, id_)])
     return True
-
-
-def _try_compact(connection: Connection, tenant: str, response_id: UUID) -> None:
-    try:
-        with connection.begin_nested():
-            log_append.compact(connection, tenant, response_id)
-    except TransientError:
-        raise
-    except DatabaseError:
-        pass

@@ -9,17 +9,14 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 
 from server.store.database import clock
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 from server.store.schema.partition_removal import row_by_row
 from server.store.schema.partitions import ranged_partitions
 from server.store.tables import replicas
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
-"""Unfinished responses that are counted one by one."""
-
-_UNFINISHED = text(
-    """
+_UNFINISHED = text("""
     select status, background, count(*),
            cast(extract(epoch from clock_timestamp() - min(queued_at) filter (where replica_id is null))
                 as float8)
@@ -31,8 +28,7 @@ _UNFINISHED = text(
          where status = 'in_progress' and replica_id is not null limit :most)
     ) as unfinished
     group by status, background
-    """
-)
+""")
 """Both halves are read by partial indexes, so that the cost grows with unfinished responses only."""
 _REPLICAS = text(
     "select state, role, count(*) from replicas"
@@ -41,13 +37,11 @@ _REPLICAS = text(
 _OVERDUE = (
     "select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses where "
 )
-_DATABASE = text(
-    """
+_DATABASE = text("""
     select (select sum(numbackends) from pg_stat_database) as connections,
            cast(current_setting('max_connections') as integer) as max_connections,
            pg_database_size(current_database()) as size
-    """
-)
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +114,16 @@ def replicas_page(
     query = select(*(columns[name] for name in _COLUMNS), age.label("heartbeat_age"))
     if state is not None:
         query = query.where(columns.state == state)
-    start = None
-    if after is not None:
-        start = connection.execute(select(columns.started_at, columns.id).where(columns.id == after)).first()
-        if start is None:
-            return None
-    rows = connection.execute(
-        page(query, (columns.started_at, columns.id), start, limit, descending=newest_first)
-    )
-    return [ListedReplica(**row._mapping) for row in rows]
+    order = (columns.started_at, columns.id)
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first)
+    return None if rows is None else [ListedReplica(**row._mapping) for row in rows]
 
 
-_REMOVE_ENDED = text(
-    """
+_REMOVE_ENDED = text("""
     delete from replicas p
     where p.state <> 'alive' and p.heartbeat_at < clock_timestamp() - interval '30 days'
       and not exists (select from responses r where r.replica_id = p.id and r.status = 'in_progress')
-    """
-)
+""")
 
 
 def remove_ended(connection: Connection) -> int:

@@ -14,33 +14,26 @@ from server.store.database_errors import DatabaseError, TransientError
 
 NOT_HELD: Final = "created_at >= coalesce((select held_before from installation), '-infinity')"
 """SQL: whether a response may be claimed to be generated."""
-
 _SYSTEM = text("select (pg_control_system()).system_identifier::text")
 _DATABASE = text("select oid::bigint from pg_database where datname = current_database()")
-_RECORD = text(
-    """
+_RECORD = text("""
     insert into installation (name, system_identifier, database_oid) values ('shared', :system, :oid)
     on conflict do nothing
-    """
-)
+""")
 _LOCK = text("select system_identifier, database_oid from installation for update")
-_MOVE = text(
-    """
+_MOVE = text("""
     update installation set system_identifier = :system, database_oid = :oid,
         recorded_at = clock_timestamp()
-    """
-)
+""")
 _HOLD = text("update installation set held_before = clock_timestamp()")
 _ADOPT = text("update installation set held_before = null")
 _HELD: Final = f"""
     background and status in ('queued', 'in_progress') and cancel_requested_at is null and not {NOT_HELD}
 """
-_COUNT = text(f"select count(*) from responses where {_HELD}")  # noqa: S608 - a constant of ours
-_CANCEL = text(
-    f"""
+_COUNT = text(f"select count(*) from responses where {_HELD}")
+_CANCEL = text(f"""
     update responses set cancel_requested_at = clock_timestamp(), cancel_reason = 'operator' where {_HELD}
-    """  # noqa: S608 - a constant of ours
-)
+""")
 
 
 class Identity(NamedTuple):
@@ -105,5 +98,4 @@ def adopt(connection: Connection, *, cancel: bool) -> int:
 
 def count_held(connection: Connection) -> int:
     """The background responses that are held."""
-    held: int = connection.execute(_COUNT).scalar_one()
-    return held
+    return int(connection.execute(_COUNT).scalar_one())

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
+from sqlalchemy import Connection, text
 
 from server.protocol.ids import new_uuid
+from server.store.keyset_page import distinct
 
 HEARTBEAT_SECONDS = 1.0
 HEARTBEATS_PER_LEASE = 4
@@ -70,13 +71,13 @@ def fence(connection: Connection, replica: UUID) -> datetime:
 
 
 _WRITE_HEARTBEAT = text(
-    "update replicas set heartbeat_at = clock_timestamp(), reading = :reading"
+    "update replicas set heartbeat_at = clock_timestamp(), reading = cast(:reading as uuid[])"
     " where id = :id and state = 'alive'"
-).bindparams(bindparam("reading", type_=ARRAY(Uuid)))
+)
 _REMOTELY_READ = text(
     "select distinct response from replicas r, unnest(r.reading) response"
-    " where r.id <> :id and r.state = 'alive' and response = any(:responses)"
-).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
+    " where r.id <> :id and r.state = 'alive' and response = any(cast(:responses as uuid[]))"
+)
 
 
 def write_heartbeat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
@@ -105,7 +106,6 @@ def recorder_application_name(replica: UUID) -> str:
 
 HeartbeatTime = str
 """A heartbeat's time, in decimal seconds of the epoch: exact however floats are rounded; or 'Infinity'."""
-
 _HEARTBEATS = text(
     "select id, cast(extract(epoch from heartbeat_at) as text) from replicas"
     " where state = 'alive' and id <> :id"
@@ -115,41 +115,29 @@ _SILENT = """
         select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as text[])) as seen (id, heartbeat)
         where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as text))
 """
-_EXPIRE = text(
-    f"""
+_EXPIRE = text(f"""
     update replicas set state = 'dead' where id in (
         select r.id from replicas r where {_SILENT} for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
-_TERMINATE_STUCK_SESSIONS = text(
-    f"""
+""")
+_TERMINATE_STUCK_SESSIONS = text(f"""
     select pg_terminate_backend(a.pid)
     from replicas r join pg_stat_activity a
         on a.application_name = 'holdfast recorder ' || replace(r.id::text, '-', '')
     where {_SILENT}
       and a.xact_start < clock_timestamp() - make_interval(secs => :ttl)
       and a.datname = current_database() and a.usename = current_user
-    """  # noqa: S608 - a constant of ours
-)
+""")
 _MARK_STOPPED = text(
     "update replicas set state = 'stopped' where id in ("
     "select id from replicas where id = :id and state = 'alive' for update)"
 )
-_DEAD_OWNERS = text(
-    """
-    with recursive owners (id) as (
-        (select replica_id from responses where status = 'in_progress' and replica_id is not null
-         order by replica_id limit 1)
-        union all
-        select (select r.replica_id from responses r
-                where r.status = 'in_progress' and r.replica_id > o.id order by r.replica_id limit 1)
-        from owners o where o.id is not null)
-    select o.id from owners o
-    where o.id is not null and not exists (
-        select 1 from replicas p where p.id = o.id and p.state = 'alive')
-    """
-)
-"""A loose index scan: it steps from one owner to the next, so its cost grows with owners, not responses."""
+_OWNED = "status = 'in_progress' and replica_id is not null"
+_DEAD_OWNERS = text(f"""
+    with recursive {distinct("owners", "replica_id", "responses", _OWNED)}
+    select o.replica_id from owners o
+    where o.replica_id is not null and not exists (
+        select 1 from replicas p where p.id = o.replica_id and p.state = 'alive')
+""")
 COUNTED_DEATH = """
     case when (case when r.attempt > 1
         then r.attempt = (
@@ -162,18 +150,17 @@ COUNTED_DEATH = """
 """
 """1 for a response `r` whose attempt dies without progress, else 0. An attempt that stored tokens, or as a
 further one anything, did not die of this response at once; the next one goes on from there."""
-_RELEASE_ORPHANS = text(
-    f"""
+_RELEASE_ORPHANS = text(f"""
     with left_over as materialized (
         select tenant, id, replica_id from responses
-        where status = 'in_progress' and replica_id = any(:owners)
+        where status = 'in_progress' and replica_id = any(cast(:owners as uuid[]))
         for update skip locked)
     update responses r set replica_id = null, deaths = deaths + {COUNTED_DEATH}
     from left_over l
-    where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
+    where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress'
+      and r.replica_id = any(cast(:owners as uuid[]))
     returning l.replica_id
-    """  # noqa: S608 - a constant of ours
-).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
+""")
 """The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
 claimed row against them again, so a living replica's claim is kept."""
 

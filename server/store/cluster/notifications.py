@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Text, bindparam, text
+from sqlalchemy import Connection, text
 
 from server.store.database import ASYNCHRONOUS, Database
 from server.store.database_errors import DatabaseError, TransientError
@@ -22,10 +22,8 @@ from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")
-
 QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
-
 TURN_SECONDS = 0.05
 """The longest time for which hints to send are gathered, while none come."""
 _RETRY_SECONDS = 1.0
@@ -92,10 +90,10 @@ def receive(connection: Connection, seconds: float = 0.0) -> Hints:
     return hints
 
 
-_NOTIFY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads) as n (channel, payload)")
-_NOTIFY = _NOTIFY.bindparams(
-    bindparam("channels", type_=ARRAY(Text)), bindparam("payloads", type_=ARRAY(Text))
-)
+_NOTIFY = text("""
+    select pg_notify(channel, payload)
+    from unnest(cast(:channels as text[]), cast(:payloads as text[])) as n (channel, payload)
+""")
 
 
 def notify(connection: Connection, notifications: Sequence[tuple[str, str]]) -> None:

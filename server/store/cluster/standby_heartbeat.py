@@ -29,7 +29,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 log = logging.getLogger("holdfast.heartbeat")
-
 MAX_STALL_SECONDS = 60.0
 """Seconds without a signal after which the standby stops, so that a hung server loses its lease."""
 _MAX_SILENCE_SECONDS = 2.0
@@ -52,19 +51,20 @@ class StandbySettings:
     replica: str
     server_pid: int
     every: float
-    """Seconds from one heartbeat to the next."""
     silence: float
     """Seconds without a signal after which heartbeats are written."""
     longest_stall: float
-    """Seconds without a signal after which the process ends."""
 
 
 class StandbyHeartbeat:
     """The standby process: started, signalled, and restarted when it has exited."""
 
-    def __init__(self, settings: StandbySettings) -> None:
+    def __init__(self, settings: StandbySettings, *, restart_seconds: float = _RESTART_SECONDS) -> None:
+        """It is started again `restart_seconds` after its last start at the earliest."""
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._restart_seconds = restart_seconds
+        self.process: subprocess.Popen[bytes] | None = None
+        """None before the start and after the stop."""
         self._started_at = 0.0
 
     def start(self) -> None:
@@ -72,22 +72,22 @@ class StandbyHeartbeat:
         self._started_at = monotonic()
         command = [sys.executable, "-P", __file__]
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C would meet it before it ignores SIGINT
             )
             self._write(json.dumps(asdict(self._settings)).encode() + b"\n")
-            assert self._process.stdin is not None
-            os.set_blocking(self._process.stdin.fileno(), False)
+            assert self.process.stdin is not None
+            os.set_blocking(self.process.stdin.fileno(), False)
         except OSError as error:
             log.warning("nobody will beat for a stalled interpreter: %s", error)
 
     def signal_alive(self) -> None:
         """Signals that the interpreter runs. Called by the heartbeat thread; never blocks."""
-        if self._process is None or self._process.poll() is not None:
-            if monotonic() - self._started_at >= _RESTART_SECONDS:
+        if self.process is None or self.process.poll() is not None:
+            if monotonic() - self._started_at >= self._restart_seconds:
                 log.warning("the standby heartbeat has ended; it is started again")
                 self.stop()
                 self.start()
@@ -97,7 +97,7 @@ class StandbyHeartbeat:
 
     def stop(self) -> None:
         """Ends the process and waits for its exit."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is None:
             return
         with suppress(OSError):
@@ -110,9 +110,9 @@ class StandbyHeartbeat:
             process.wait()
 
     def _write(self, sign: bytes) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), sign)
+        assert self.process is not None
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), sign)
 
 
 def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
@@ -185,7 +185,11 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
     signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
-    settings = StandbySettings(**json.loads(_read_line(pipe)))
+    with open(pipe, "rb", buffering=0, closefd=False) as unbuffered:
+        line = unbuffered.readline()
+    if not line.endswith(b"\n"):
+        return 0
+    settings = StandbySettings(**json.loads(line))
     writer = _HeartbeatWriter(settings)
     heard_at, wait = monotonic(), settings.silence
     while True:
@@ -201,16 +205,6 @@ def main() -> int:
             return 0
         if not is_stopped(settings.server_pid) and not writer.write():
             return 0
-
-
-def _read_line(pipe: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        read = os.read(pipe, 1)
-        if not read:
-            sys.exit(0)
-        line += read
-    return line
 
 
 if __name__ == "__main__":

@@ -11,18 +11,13 @@ from sqlalchemy import Connection, text
 
 from server.protocol.ids import min_uuid_at
 from server.store.console.time_limit import limit_time
+from server.store.content.response_pages import PageCursor
+from server.store.keyset_page import distinct
 
 WORDS_WITHOUT_INDEX = 1200
 """The newest responses among which words are searched while no index of words is there."""
 _BEGIN_CHARS = 4096
 _MAX_KNOWN = 200
-
-
-class Cursor(NamedTuple):
-    """The place of a response in the history."""
-
-    created_at: datetime
-    id: UUID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +38,6 @@ class HistoryFilter:
     words: str = ""
     """Words of an input or output item, written as for a web search."""
     died: bool = False
-    """Only those that a replica's death has interrupted."""
 
 
 class HistoryRow(NamedTuple):
@@ -87,15 +81,6 @@ _OUTPUT = f"""(
 )"""
 _EQUAL: Final = ("tenant", "key_id", "model", "kind", "status", "error_code", "end_user", "request_id")
 _NEWEST_FIRST: Final = "order by r.created_at desc, r.id desc"
-_TENANTS = """
-    with recursive tenants (tenant) as (
-        (select tenant from responses order by tenant limit 1)
-        union all
-        select (select n.tenant from responses n where n.tenant > t.tenant order by n.tenant limit 1)
-        from tenants t where t.tenant is not null
-    )
-"""
-"""The tenants that have responses, by as many probes of an index as there are tenants."""
 _OF_CONVERSATION = """r.conversation_id = :conversation and r.id in (
     select c.response_id from conversation_items c
     where c.tenant = r.tenant and c.conversation_id = :conversation
@@ -108,15 +93,11 @@ _WORDS = """exists (
     select from items i where i.tenant = r.tenant and i.response_id = r.id
     and admin.words(i.payload) @@ websearch_to_tsquery('simple', :words)
 )"""
+_WORD_INDEX = text("select indisvalid from pg_index where indexrelid = to_regclass('ix_items_words')")
 
 
 def history_page(
-    connection: Connection,
-    filters: HistoryFilter,
-    before: Cursor | None,
-    limit: int,
-    *,
-    contents: bool,
+    connection: Connection, filters: HistoryFilter, before: PageCursor | None, limit: int, *, contents: bool
 ) -> list[HistoryRow]:
     """At most `limit` responses that are older than `before`. Raises TimeOver."""
     with limit_time(connection):
@@ -131,7 +112,7 @@ def history_page(
         if filters.words:
             parameters["words"] = filters.words
             found = _newest([*conditions, _WORDS], ":limit")
-            if not _has_word_index(connection):
+            if not connection.scalar(_WORD_INDEX):
                 searched = _newest(conditions, str(WORDS_WITHOUT_INDEX), each_tenant=each_tenant)
                 found = f"select * from ({searched}) as r where {_WORDS} {_NEWEST_FIRST} limit :limit"
         previews = f"{LAST_INPUT}, {_OUTPUT}" if contents else "null, null"
@@ -154,7 +135,8 @@ def _newest(conditions: Sequence[str], limit: str, *, each_tenant: bool = False)
         return query.format(tenant="")
     of_tenant = query.format(tenant="and r.tenant = t.tenant")
     return f"""
-        {_TENANTS} select r.* from tenants t cross join lateral ({of_tenant}) as r
+        with recursive {distinct("tenants", "tenant", "responses")}
+        select r.* from tenants t cross join lateral ({of_tenant}) as r
         {_NEWEST_FIRST} limit {limit}
     """
 
@@ -174,7 +156,7 @@ def _with_tenant_of_key(connection: Connection, filters: HistoryFilter) -> Histo
     return replace(filters, tenant=connection.scalar(query, {"key": filters.key_id}))
 
 
-def _conditions(filters: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
+def _conditions(filters: HistoryFilter, before: PageCursor | None) -> tuple[list[str], dict[str, Any]]:
     """Conditions for `where`, and parameters. Bounds of ids beside those of times leave partitions out."""
     conditions = ["r.deleted_at is null"]
     parameters: dict[str, Any] = {}
@@ -200,11 +182,6 @@ def _conditions(filters: HistoryFilter, before: Cursor | None) -> tuple[list[str
         conditions.append("(r.created_at, r.id) < (:before, :before_id)")
         parameters |= {"before": before.created_at, "before_id": before.id}
     return conditions, parameters
-
-
-def _has_word_index(connection: Connection) -> bool:
-    query = "select indisvalid from pg_index where indexrelid = to_regclass('ix_items_words')"
-    return bool(connection.scalar(text(query)))
 
 
 def known_values(connection: Connection) -> dict[str, Sequence[str]]:

@@ -1,6 +1,6 @@
 """The cluster's present work: replicas, the oldest running responses, the queue. All by partial indexes."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -11,8 +11,6 @@ MAX_REPLICAS: Final = 50
 MAX_RUNNING: Final = 100
 MAX_QUEUED: Final = 100
 MAX_COUNTED: Final = 10_000
-"""Responses that are counted one by one."""
-
 _REPLICAS = text(f"""
     select p.id, p.state, p.role, p.host, p.pid, p.version, p.models,
         cast(extract(epoch from clock_timestamp() - p.started_at) as float8) as up,
@@ -120,13 +118,9 @@ class Cluster(NamedTuple):
 def read_cluster(connection: Connection) -> Cluster:
     """All of it, in one transaction of the caller's. Raises TimeOver."""
     with limit_time(connection):
-        lists: list[Any] = [connection.execute(query).all() for query in (_REPLICAS, _RUNNING, _QUEUED)]
-        running_count, queued_count = connection.execute(_COUNTS).one()
-    replicas, running, queued = lists
-    return Cluster(
-        replicas=[LiveReplica(*row) for row in replicas],
-        running=[RunningResponse(*row) for row in running],
-        queued=[QueuedResponse(*row) for row in queued],
-        running_count=running_count,
-        queued_count=queued_count,
-    )
+        return Cluster(
+            [LiveReplica(*row) for row in connection.execute(_REPLICAS)],
+            [RunningResponse(*row) for row in connection.execute(_RUNNING)],
+            [QueuedResponse(*row) for row in connection.execute(_QUEUED)],
+            *connection.execute(_COUNTS).one(),
+        )

@@ -31,13 +31,11 @@ MAX_BYTES: Final = 10_000_000
 """Bytes of all values of a result."""
 MAX_COLUMNS: Final = 100
 MAX_VALUE_CHARS: Final = 100_000
-"""Longer values are cut."""
 MAX_QUERY_CHARS: Final = 20_000
 EMBEDDED_USER: Final = "holdfast_console"
 """The reader that a server makes in an embedded database."""
 SESSION_BYTES: Final = 1 << 30
 """The most memory of a session's process of an embedded Postgres, whose other processes have their own."""
-
 _LIMITS: SessionSettings = {
     "statement_timeout": f"{SECONDS}s",
     "lock_timeout": "1s",
@@ -59,29 +57,11 @@ _NAME = re.compile(r"[a-z_][a-z0-9_$]*")
 _ESCAPED_NAME: Final = 'u&"'
 """The beginning of an identifier that is written with escapes, which hide its name."""
 HARMLESS: Final = (
-    "random",
-    "random_normal",
-    "gen_random_uuid",
-    "uuidv4",
-    "uuidv7",
-    "clock_timestamp",
-    "timeofday",
-    "pg_sleep",
-    "pg_relation_size",
-    "pg_table_size",
-    "pg_indexes_size",
-    "pg_total_relation_size",
-    "pg_database_size",
-    "pg_tablespace_size",
-    "pg_relation_filenode",
-    "pg_is_in_recovery",
-    "pg_current_wal_lsn",
-    "pg_current_wal_insert_lsn",
-    "pg_partition_tree",
-    "pg_partition_ancestors",
-    "pg_blocking_pids",
-    "system",
-    "bernoulli",
+    *("random", "random_normal", "gen_random_uuid", "uuidv4", "uuidv7", "clock_timestamp", "timeofday"),
+    *("pg_sleep", "pg_relation_size", "pg_table_size", "pg_indexes_size", "pg_total_relation_size"),
+    *("pg_database_size", "pg_tablespace_size", "pg_relation_filenode", "pg_is_in_recovery"),
+    *("pg_current_wal_lsn", "pg_current_wal_insert_lsn", "pg_partition_tree", "pg_partition_ancestors"),
+    *("pg_blocking_pids", "system", "bernoulli"),
 )
 """Volatile functions that only read, draw or wait; `system` is the name of a role as well."""
 WITH_EFFECT: Final = ("txid_current", "pg_current_xact_id")
@@ -143,7 +123,8 @@ def run_query(url: str, query: str, *, explain: bool, is_embedded: bool) -> Quer
     try:
         with closing(connect(url, "holdfast console", _LIMITS, pooled=True)) as connection:
             connection.read_only = True
-            _require_reader(connection)
+            if connection.execute(_MAY_MORE).fetchone() != (False,):
+                raise QueryFailed(_NOT_A_READER)
             _require_reading(connection, text)
             if is_embedded:
                 _limit_memory(connection.info.backend_pid)
@@ -156,12 +137,6 @@ def run_query(url: str, query: str, *, explain: bool, is_embedded: bool) -> Quer
     except psycopg.Error as error:
         raise QueryFailed(_sentence(error)) from error
     return QueryResult(columns, rows, cut, monotonic() - began)
-
-
-def _require_reader(connection: TimeoutConnection) -> None:
-    found = connection.execute(_MAY_MORE).fetchone()
-    if found != (False,):
-        raise QueryFailed(_NOT_A_READER)
 
 
 def _require_reading(connection: TimeoutConnection, query: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from server.store.console.history import LAST_INPUT
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.content import stored_items
-from server.store.log_read import STREAM_BODY, CompactedStream, LogRow
+from server.store.log_read import LOG_COLUMNS, STREAM_BODY, CompactedStream, LogRow, hot_row
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
@@ -22,9 +22,7 @@ MAX_CHARS: Final = 2_000_000
 """Characters of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
 SHORT_ITEM_CHARS: Final = 500
 MAX_RELATIVES: Final = 50
-
 _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
-
 _FACTS = text("""
     select r.*, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
         p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size
@@ -131,9 +129,7 @@ class ResponseDetail:
     chain: list[Relative]
     """From the first known ancestor to this one."""
     branches: list[Relative]
-    """Responses that go on from this one."""
     conversation: list[Relative]
-    """Responses of its conversation."""
 
 
 def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | None:
@@ -198,8 +194,6 @@ def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list
 
 
 MAX_INPUT_ITEMS: Final = 4096
-"""The most items that `input` may have."""
-
 _CONVERSATION_BEFORE = text(f"""
     select payload::text from conversation_items c
     where c.tenant = :tenant and c.conversation_id = :conversation
@@ -214,11 +208,7 @@ _CONVERSATION_BEFORE = text(f"""
 
 
 def input_items(
-    connection: Connection,
-    tenant: str,
-    response: UUID,
-    conversation: UUID | None,
-    created_at: datetime,
+    connection: Connection, tenant: str, response: UUID, conversation: UUID | None, created_at: datetime
 ) -> list[str] | None:
     """The JSON of what its conversation still has of before, then of its own input items; None if there are
     more than `MAX_INPUT_ITEMS`.
@@ -243,8 +233,8 @@ class LogPage(NamedTuple):
     """The sequence number after the last event that was committed."""
 
 
-_HOT = text("""
-    select first_seq, n, kind, output_index, content_index, at, body, attempt from response_events_hot
+_HOT = text(f"""
+    select {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
 """)
 _HOT_END = text("""
@@ -261,23 +251,16 @@ _STREAM = text(f"""
 def read_log(
     connection: Connection, tenant: str, response: UUID, first: int = 0, limit: int = MAX_ROWS
 ) -> LogPage | None:
-    """At most `limit` rows, from the one with sequence number `first` on.
-
-    None if its stream is longer than `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves
-    them into the compacted stream in one transaction.
+    """At most `limit` rows, from the one with sequence number `first` on. None if its stream is longer than
+    `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the compacted stream in
+    one transaction.
     """
     connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
     of = {"tenant": tenant, "id": response}
     end = connection.scalar(_HOT_END, of)
     if end is not None:
         rows = connection.execute(_HOT, {**of, "first": first, "limit": limit})
-        return LogPage(
-            [
-                LogRow(seq, n, kind, output, content, at, msgspec.Raw(body.encode()), attempt)
-                for seq, n, kind, output, content, at, body, attempt in rows
-            ],
-            end,
-        )
+        return LogPage([hot_row(row) for row in rows], end)
     stream = connection.execute(_STREAM, of).first()
     if stream is None:
         return LogPage([], 0)

@@ -13,7 +13,6 @@ MAX_VIEWS: Final = 200
 """Views of one page."""
 MAX_NAME_CHARS: Final = 80
 MAX_CONTENT_CHARS: Final = 20_000
-
 ViewPage = Literal["history", "sql"]
 _COLUMNS = saved_views.c
 

@@ -11,8 +11,6 @@ from sqlalchemy import Connection, text
 from server.store.console.time_limit import TIME_LIMIT_MS
 
 USAGE_DAYS = 30
-"""The days of which responses and tokens are shown."""
-
 _ROWS = text(f"""
     with known as (
         select tenant from tenants union select tenant from api_keys union select tenant from admin.storage
@@ -58,7 +56,6 @@ class TenantRow(NamedTuple):
     input_tokens: int
     output_tokens: int
     last_day: date | None
-    """The last of the days with usage."""
     valid_keys: int
     last_used_at: datetime | None
     """The last use of any of its keys, to the minute."""

@@ -13,7 +13,6 @@ from sqlalchemy import Connection, text
 from server.store.content import conversations
 
 PAGE_ROWS = 5_000
-"""Conversations that one statement looks at."""
 
 
 class ConversationKey(NamedTuple):
@@ -24,8 +23,6 @@ class ConversationKey(NamedTuple):
 
 
 FIRST = ConversationKey("", UUID(int=0))
-"""A key before all others."""
-
 _ANY = text("select cast(:days as integer) > 0 or exists (select from tenants where conversation_days > 0)")
 _DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
 _CUTOFF = f"statement_timestamp() - make_interval(days => {_DAYS})"
@@ -34,22 +31,18 @@ _EXPIRED = f"""
     and not exists (select from responses r
         where r.tenant = c.tenant and r.conversation_id = c.id and r.status in ('queued', 'in_progress'))
 """
-_PAGE = text(
-    f"""
+_PAGE = text(f"""
     select c.tenant, c.id, {_EXPIRED} as expired
     from (select tenant, id, touched_at from conversations
           where (tenant, id) > (:tenant, cast(:id as uuid)) order by tenant, id limit {PAGE_ROWS}) as c
     left join tenants t on t.tenant = c.tenant
     order by c.tenant, c.id
-    """  # noqa: S608 - constants of ours
-)
-_LOCK_EXPIRED = text(
-    f"""
+""")
+_LOCK_EXPIRED = text(f"""
     select 1 from conversations c left join tenants t on t.tenant = c.tenant
     where c.tenant = :tenant and c.id = :id and {_EXPIRED}
     for update of c skip locked
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 class ExpiredPage(NamedTuple):
@@ -62,8 +55,7 @@ class ExpiredPage(NamedTuple):
 
 def may_expire(connection: Connection, days: int) -> bool:
     """Whether conversations of any tenant expire; `days` are the server's, 0 for never."""
-    expires: bool = connection.execute(_ANY, {"days": days}).scalar_one()
-    return expires
+    return bool(connection.execute(_ANY, {"days": days}).scalar_one())
 
 
 def expired_after(connection: Connection, days: int, after: ConversationKey) -> ExpiredPage:

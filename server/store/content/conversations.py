@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from server.store.content import images
 from server.store.content.image_removal import MARK_USES
-from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
+from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
+from server.store.keyset_page import page
+from server.store.tables import conversation_items
+from server.store.tables import conversations as table
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,89 +32,68 @@ class ConversationRow:
 
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
-_CREATE = text(
-    count_added(
-        f"""
-        insert into conversations (tenant, id, metadata, size)
-        select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
-        from (select cast(:metadata as jsonb) as value) as new
-        on conflict do nothing
-        returning tenant, size as bytes
-        """  # noqa: S608 - a constant of ours
-    )
+_CREATE = adding(f"""
+    insert into conversations (tenant, id, metadata, size)
+    select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
+    from (select cast(:metadata as jsonb) as value) as new
+    on conflict do nothing
+    returning tenant, size as bytes
+""")
+_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")
+_LOCK = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update")
+_UPDATE = adding(
+    f"""
+    update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
+        touched_at = clock_timestamp()
+    from old, (
+        select value as metadata, octet_length(value::text) as length
+        from (select cast(:metadata as jsonb) as value) as sent) as new
+    where c.tenant = :tenant and c.id = :id
+    returning c.*, {ROW_BYTES} + new.length - old.size as bytes
+    """,
+    before="""
+    old as (select size from conversations where tenant = :tenant and id = :id for update)
+    """,
+    gives=_COLUMNS,
 )
-_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")  # noqa: S608
-_LOCK = text(
-    f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update"  # noqa: S608
-)
-_UPDATE = text(
-    count_added(
-        f"""
-        update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
-            touched_at = clock_timestamp()
-        from old, (
-            select value as metadata, octet_length(value::text) as length
-            from (select cast(:metadata as jsonb) as value) as sent) as new
-        where c.tenant = :tenant and c.id = :id
-        returning c.*, {ROW_BYTES} + new.length - old.size as bytes
-        """,  # noqa: S608 - a constant of ours
-        before="""
-        old as (select size from conversations where tenant = :tenant and id = :id for update)
-        """,
-        gives=_COLUMNS,
-    )
-)
-_UNFINISHED = text(
-    """
+_UNFINISHED = text("""
     select 1 from responses
     where tenant = :tenant and conversation_id = :id and status in ('queued', 'in_progress')
-    """
-)
-_ADVANCE_POSITION = text(
-    """
+""")
+_ADVANCE_POSITION = text("""
     update conversations set next_position = next_position + :count, touched_at = clock_timestamp()
     where tenant = :tenant and id = :id
-    """
-)
-_APPEND = text(
-    count_added(
-        f"""
-        insert into conversation_items
-            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
-            for_model)
-        select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json),
-            octet_length(payload), for_model
-        from {NEW_ITEMS}
-        returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
-)
-_APPEND_RESPONSE = text(
-    count_added(
-        f"""
-        insert into conversation_items
-            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
-            for_model, response_id)
-        select i.tenant, :id,
-            p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
-            i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
-            i.response_id
-        from place p, items i where i.tenant = :tenant and i.response_id = :response
-        returning tenant, {ITEM_BYTES} as bytes
-        """,  # noqa: S608 - a constant of ours
-        before="""
-        place as (
-            update conversations set next_position = next_position + (
-                select count(*) from items i where i.tenant = :tenant and i.response_id = :response),
-                touched_at = clock_timestamp()
-            where tenant = :tenant and id = :id
-            returning next_position
-        ), named as (
-            insert into item_images (tenant, owner, item_id, digest)
-            select u.tenant, :id, u.item_id, u.digest from place p, item_images u
-            where u.tenant = :tenant and u.owner = :response and u.removed_at is null)
-        """,
-    )
+""")
+_APPEND = adding(f"""
+    insert into conversation_items
+        (tenant, conversation_id, position, {COLUMNS})
+    select :tenant, :id, :next + place - 1, {VALUES}
+    from {NEW_ITEMS}
+    returning tenant, {ITEM_BYTES} as bytes
+""")
+_APPEND_RESPONSE = adding(
+    f"""
+    insert into conversation_items
+        (tenant, conversation_id, position, {COLUMNS}, response_id)
+    select i.tenant, :id,
+        p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
+        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
+        i.response_id
+    from place p, items i where i.tenant = :tenant and i.response_id = :response
+    returning tenant, {ITEM_BYTES} as bytes
+    """,
+    before="""
+    place as (
+        update conversations set next_position = next_position + (
+            select count(*) from items i where i.tenant = :tenant and i.response_id = :response),
+            touched_at = clock_timestamp()
+        where tenant = :tenant and id = :id
+        returning next_position
+    ), named as (
+        insert into item_images (tenant, owner, item_id, digest)
+        select u.tenant, :id, u.item_id, u.digest from place p, item_images u
+        where u.tenant = :tenant and u.owner = :response and u.removed_at is null)
+    """,
 )
 
 
@@ -123,28 +105,25 @@ class ListedConversation:
     items: int
 
 
-_PAGE = f"""
-    select {_COLUMNS}, (select count(*) from conversation_items i
-        where i.tenant = c.tenant and i.conversation_id = c.id) as items
-    from conversations c where tenant = :tenant and id {{beyond}} cast(:after as uuid)
-    order by id {{order}} limit :limit
-"""  # noqa: S608 - a constant of ours
-_OLDEST_FIRST = text(_PAGE.format(beyond=">", order="asc"))
-_NEWEST_FIRST = text(_PAGE.format(beyond="<", order="desc"))
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+_LISTED = select(*(table.c[name] for name in ("id", "metadata", "created_at", "next_position"))).add_columns(
+    select(func.count())
+    .where(conversation_items.c.tenant == table.c.tenant, conversation_items.c.conversation_id == table.c.id)
+    .scalar_subquery()
+    .label("items")
+)
 
 
 def list_page(
     connection: Connection, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
 ) -> list[ListedConversation]:
-    """The conversations that come after one, by age; one more than `limit` if there are so many.
-
-    Ids begin with the time, so their order is that of creation.
+    """The conversations that come after one, by age; one more than `limit` if there are so many. Ids begin
+    with the time, so their order is that of creation.
     """
-    start = after or (_HIGHEST if newest_first else _LOWEST)
-    parameters = {"tenant": tenant, "after": start, "limit": limit + 1}
-    rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, parameters)
-    return [ListedConversation(ConversationRow(*row[:-1]), row.items) for row in rows]
+    query = _LISTED.where(table.c.tenant == tenant)
+    rows = connection.execute(
+        page(query, [table.c.id], [after] if after else None, limit, descending=newest_first)
+    )
+    return [ListedConversation(ConversationRow(*stored), items) for *stored, items in rows]
 
 
 def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
@@ -194,49 +173,42 @@ def _advance_position(connection: Connection, tenant: str, conversation: UUID, c
     connection.execute(_ADVANCE_POSITION, {"tenant": tenant, "id": conversation, "count": count})
 
 
-_DELETE_ITEMS_SQL = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
-_UNUSED_SQL = f"unused as ({MARK_USES} tenant = :tenant and owner = :id"
-_DELETE_ITEMS = text(
-    count_removed(
-        f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes",
-        before=f"{_UNUSED_SQL})",
-    )
+_DELETE_ITEMS = removing(
+    f"""
+    delete from conversation_items
+    where tenant = :tenant and conversation_id = :id
+      and (cast(:items as text[]) is null or id = any(cast(:items as text[])))
+    returning tenant, {ITEM_BYTES} as bytes
+    """,
+    before=f"""
+    unused as ({MARK_USES} tenant = :tenant and owner = :id
+        and (cast(:items as text[]) is null or item_id = any(cast(:items as text[]))))
+    """,
 )
-_DELETE_ITEM = text(
-    count_removed(
-        f"{_DELETE_ITEMS_SQL} and id = :item returning tenant, {ITEM_BYTES} as bytes",
-        before=f"{_UNUSED_SQL} and item_id = :item)",
-    )
-)
-_DELETE = text(
-    count_removed(
-        "delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes"
-    )
+_DELETE = removing(
+    "delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes"
 )
 
 
 def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
     """Deletes a locked conversation with its items."""
-    parameters = {"tenant": tenant, "id": conversation}
-    connection.execute(_DELETE_ITEMS, parameters)
-    connection.execute(_DELETE, parameters)
+    delete_items(connection, tenant, conversation, None)
+    connection.execute(_DELETE, {"tenant": tenant, "id": conversation})
 
 
-def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
-    """Deletes an item of a locked conversation; False if there is no such item."""
-    parameters = {"tenant": tenant, "id": conversation, "item": item_id}
-    is_deleted: bool = connection.execute(_DELETE_ITEM, parameters).scalar_one() == 1
-    if is_deleted:
+def delete_items(connection: Connection, tenant: str, conversation: UUID, items: Sequence[str] | None) -> int:
+    """Deletes these items of a locked conversation, or all; returns how many there were."""
+    parameters = {"tenant": tenant, "id": conversation, "items": None if items is None else list(items)}
+    deleted = int(connection.execute(_DELETE_ITEMS, parameters).scalar_one())
+    if deleted:
         _advance_position(connection, tenant, conversation, 1)
-    return is_deleted
+    return deleted
 
 
-_ITEM = text(
-    """
+_ITEM = text("""
     select payload::text from conversation_items
     where tenant = :tenant and conversation_id = :id and id = :item
-    """
-)
+""")
 _ANY_ITEM = text("select payload::text from conversation_items where tenant = :tenant and id = :item")
 
 

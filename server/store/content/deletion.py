@@ -16,12 +16,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store import arrays
 from server.store.content.image_removal import MARK_USES
 from server.store.content.responses import ResponseKey
-from server.store.content.storage_usage import ITEM_BYTES, count_removed
+from server.store.content.storage_usage import ITEM_BYTES, removing
 
-_MARK_DELETED = text(
-    """
+_DELETE = text("""
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
         when status in ('queued', 'in_progress') then coalesce(cancel_requested_at, clock_timestamp())
         else cancel_requested_at end,
@@ -30,72 +30,39 @@ _MARK_DELETED = text(
             else cancel_reason end
     where tenant = :tenant and id = :id and deleted_at is null
     returning status
-    """
-)
-_FORGET_TAGS = text(
-    """
+""")
+_FORGET_TAGS = text("""
     update usage_ledger set metadata = null
     where tenant = :tenant and response_id = :id and metadata is not null
-    """
-)
+""")
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
-_REMOVABLE = text(
-    """
-    select deleted_at is not null and status not in ('queued', 'in_progress') from responses
-    where tenant = :tenant and id = :id for update
-    """
-)
+_REMOVABLE = text("""
+    select previous_id, deleted_at is not null and status not in ('queued', 'in_progress') as removable
+    from responses where tenant = :tenant and id = :id for update
+""")
 """Locks the row, even a live one: of concurrent transactions that delete it or its last successors, the last
 one sees that no successor is left."""
-_STREAMS = (
-    count_removed(
-        "delete from response_streams where (tenant, response_id) in THESE returning tenant, size as bytes"
+_KEYS = f"(select * from {arrays.unnest('k', ResponseKey)})"
+_THEIRS = f"where (tenant, response_id) in {_KEYS}"
+_REMOVE_STREAMS = (
+    removing(f"delete from response_streams {_THEIRS} returning tenant, size as bytes"),
+    text(f"delete from response_events_hot {_THEIRS}"),
+)
+_REMOVE = (
+    removing(
+        f"delete from items {_THEIRS} returning tenant, {ITEM_BYTES} as bytes",
+        before=f"unused as ({MARK_USES} (tenant, owner) in {_KEYS})",
     ),
-    "delete from response_events_hot where (tenant, response_id) in THESE",
-)
-_ITEMS = count_removed(
-    f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
-    f" returning tenant, {ITEM_BYTES} as bytes",
-    before=f"unused as ({MARK_USES} (tenant, owner) in THESE)",
-)
-"""Deletions of what belongs to responses, for `_for_key` and `_for_keys`."""
-
-
-def _for_key(statement: str) -> TextClause:
-    """The statement for the items or streams of one response."""
-    for column in ("response_id", "owner"):
-        statement = statement.replace(f"(tenant, {column}) in THESE", f"tenant = :tenant and {column} = :id")
-    return text(statement)
-
-
-def _for_keys(statement: str) -> TextClause:
-    """The statement in which THESE stands for the keys of several responses."""
-    return text(
-        statement.replace("THESE", "(select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))")
-    )
-
-
-_DELETE_STREAMS = [_for_key(statement) for statement in _STREAMS]
-_DELETE_ITEMS = _for_key(_ITEMS)
-_DELETE = text(
-    count_removed(
-        """
-        delete from responses where tenant = :tenant and id = :id
-        returning tenant, size as bytes, previous_id
-        """,
-        gives="previous_id",
-    )
+    removing(f"delete from responses where (tenant, id) in {_KEYS} returning tenant, size as bytes"),
 )
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
-    """Deletes a response for all readers.
-
-    None if it does not exist; True if it is still running, and the caller must cancel it. The rows of a
-    running response are removed when it ends.
+    """Deletes a response for all readers. None if it does not exist; True if it is still running, and the
+    caller must cancel it. The rows of a running response are removed when it ends.
     """
     parameters = {"tenant": tenant, "id": response_id}
-    status = connection.execute(_MARK_DELETED, parameters).scalar()
+    status = connection.execute(_DELETE, parameters).scalar()
     if status is None:
         return None
     if status in ("queued", "in_progress"):
@@ -109,15 +76,15 @@ def remove_if_unneeded(connection: Connection, tenant: str, response_id: UUID) -
     """Removes a deleted, ended response, and tombstones of its ancestors that have no other successor."""
     current: UUID | None = response_id
     while current is not None:
-        parameters = {"tenant": tenant, "id": current}
-        if not connection.execute(_REMOVABLE, parameters).scalar():
+        key = ResponseKey(tenant, current)
+        row = connection.execute(_REMOVABLE, key._asdict()).first()
+        if row is None or not row.removable:
             return
-        for statement in _DELETE_STREAMS:
-            connection.execute(statement, parameters)
-        if connection.execute(_HAS_NEXT, parameters).scalar() is not None:
+        remove_streams(connection, [key])
+        if connection.execute(_HAS_NEXT, key._asdict()).first() is not None:
             return
-        connection.execute(_DELETE_ITEMS, parameters)
-        current = connection.execute(_DELETE, parameters).scalar()
+        remove_rows(connection, [key])
+        current = row.previous_id
 
 
 MAX_BATCH_ROWS = 1000
@@ -125,8 +92,6 @@ MAX_BATCH_ROWS = 1000
 MAX_BATCH_SECONDS = 0.2
 """Seconds for which a batch holds locks; it ends before a slice that would exceed them."""
 _SLICE = 50
-
-
 LOWEST: Final = UUID(int=0)
 HIGHEST: Final = UUID(int=2**128 - 1)
 
@@ -166,13 +131,9 @@ class PurgeBatch(NamedTuple):
     """The result of one transaction."""
 
     responses: int
-    """Responses that were deleted for readers."""
     rows: int
-    """Removed rows of all tables."""
     moved: bool
-    """Whether anything was changed."""
     by_tenant: Mapping[str, int] = {}
-    """`responses` by tenant."""
 
 
 _ENDED = "deleted_at is null and status not in ('queued', 'in_progress')"
@@ -188,47 +149,24 @@ _DUE = f"""
     where EXPIRED and r.status not in ('queued', 'in_progress') and r.{_QUIET}
     order by r.expires_at desc, r.id desc limit :limit
     for update of r skip locked
-"""  # noqa: S608 - a constant of ours
+"""
 """Latest expiry first, so that a chain is usually removed from its end."""
-
-
-_LOCK = _for_keys(
-    """
-    select tenant, id, deleted_at is not null from responses where (tenant, id) in THESE
+_LOCK = text(f"""
+    select tenant, id, deleted_at is not null from responses where (tenant, id) in {_KEYS}
     for update skip locked
-    """
-)
-_EXISTING = _for_keys("select tenant, id from responses where (tenant, id) in THESE")
-_HAVE_SUCCESSOR = _for_keys(
-    """
+""")
+_EXISTING = text(f"select tenant, id from responses where (tenant, id) in {_KEYS}")
+_HAVE_SUCCESSOR = text(f"""
     select distinct tenant, previous_id from responses
-    where previous_id is not null and (tenant, previous_id) in THESE
-    """
-)
-_REMOVE = [
-    _for_keys(_ITEMS),
-    _for_keys(
-        count_removed("delete from responses where (tenant, id) in THESE returning tenant, size as bytes")
-    ),
-]
-_REMOVE_STREAMS = [_for_keys(statement) for statement in _STREAMS]
-_MARK_ALL_DELETED = _for_keys(
-    """
-    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()) where (tenant, id) in THESE
-    """
-)
-_MARK_TOMBSTONE = _for_keys(
-    """
-    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = null
-    where (tenant, id) in THESE
-    """
-)
-_EXPIRE_NOW = _for_keys(
-    """
+    where previous_id is not null and (tenant, previous_id) in {_KEYS}
+""")
+_MARK_DELETED = "update responses set deleted_at = coalesce(deleted_at, clock_timestamp())"
+_MARK_ALL_DELETED = text(f"{_MARK_DELETED} where (tenant, id) in {_KEYS}")
+_MARK_TOMBSTONE = text(f"{_MARK_DELETED}, expires_at = null where (tenant, id) in {_KEYS}")
+_EXPIRE_NOW = text(f"""
     update responses set expires_at = statement_timestamp()
-    where (tenant, id) in THESE and (expires_at is null or expires_at > statement_timestamp())
-    """
-)
+    where (tenant, id) in {_KEYS} and (expires_at is null or expires_at > statement_timestamp())
+""")
 
 
 def purge_batch(
@@ -329,34 +267,27 @@ def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRang
 
 
 def _select(connection: Connection, statement: TextClause, keys: Collection[ResponseKey]) -> Sequence[Any]:
-    return connection.execute(statement, _key_arrays(keys)).all() if keys else ()
+    return connection.execute(statement, arrays.fields(ResponseKey, keys)).all() if keys else ()
 
 
 def _execute(connection: Connection, statement: TextClause, keys: Collection[ResponseKey]) -> int:
     """The number of changed rows, which statements that also count bytes return as their result."""
     if not keys:
         return 0
-    done = connection.execute(statement, _key_arrays(keys))
+    done = connection.execute(statement, arrays.fields(ResponseKey, keys))
     changed: int = done.scalar_one() if done.returns_rows else done.rowcount
     return changed
 
 
-def _key_arrays(keys: Collection[ResponseKey]) -> dict[str, list[Any]]:
-    return {"tenants": [key.tenant for key in keys], "ids": [key.id for key in keys]}
-
-
-_EXPIRE_OLDER = text(
-    f"""
+_EXPIRE_OLDER = text(f"""
     update responses set expires_at = statement_timestamp() where (tenant, id) in (
         select tenant, id from responses where {_OLDER}
         order by created_at limit :limit for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
+""")
 _COUNT_DUE = text(
-    "select count(*) from responses"  # noqa: S608 - constants of ours
-    f" where expires_at <= statement_timestamp() and {_ENDED} and {_QUIET}"
+    f"select count(*) from responses where expires_at <= statement_timestamp() and {_ENDED} and {_QUIET}"
 )
-_COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}")  # noqa: S608
+_COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}")
 
 
 def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
@@ -367,12 +298,10 @@ def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
 
 def count_due(connection: Connection, quiet_seconds: float) -> int:
     """The number of responses that a purge would delete now."""
-    count: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
-    return count
+    return int(connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one())
 
 
 def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
     """The number of further responses that a purge would delete after `expire_older` with this age."""
     parameters = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
-    count: int = connection.execute(_COUNT_OLDER, parameters).scalar_one()
-    return count
+    return int(connection.execute(_COUNT_OLDER, parameters).scalar_one())

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store import arrays
 from server.store.content.deletion import MAX_BATCH_ROWS
 
 KEY_LIFETIME: Final = timedelta(hours=24)
@@ -30,14 +31,11 @@ class KeyUse:
     response_id: UUID
 
 
-_FIND = text(
-    """
+_FIND = text("""
     select digest, response_id from idempotency_keys
     where tenant = :tenant and key = :key and created_at > clock_timestamp() - cast(:lifetime as interval)
-    """
-)
-_CLAIM = text(
-    """
+""")
+_CLAIM = text("""
     insert into idempotency_keys as k (tenant, key, digest, response_id, replica_id)
     values (:tenant, :key, :digest, :response, :replica)
     on conflict (tenant, key) do update
@@ -46,12 +44,8 @@ _CLAIM = text(
         where k.created_at <= clock_timestamp() - cast(:lifetime as interval)
             or k.response_id = excluded.response_id
     returning response_id
-    """
-)
-
-
-_RELEASE_LOST = text(
-    """
+""")
+_RELEASE_LOST = text("""
     delete from idempotency_keys k
     where k.tenant = :tenant and k.key = :key and k.response_id = :response
       and not exists (select 1 from responses r where r.tenant = k.tenant and r.id = k.response_id)
@@ -60,8 +54,7 @@ _RELEASE_LOST = text(
       and not exists (
         select 1 from replicas p
         where p.state = 'alive' and coalesce(p.id = k.replica_id, p.started_at <= k.created_at))
-    """
-)
+""")
 
 
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
@@ -74,23 +67,16 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
 
 
-_FREE = text(
-    """
+_FREE = text(f"""
     delete from idempotency_keys where (tenant, key, response_id) in (
-        select * from unnest(cast(:tenants as text[]), cast(:keys as text[]), cast(:responses as uuid[])))
+        select * from {arrays.unnest("k", KeyUse)})
     returning response_id
-    """
-)
+""")
 
 
 def free(connection: Connection, uses: Sequence[KeyUse]) -> set[UUID]:
     """Deletes keys whose responses never began, where they are claimed for them; returns these responses."""
-    parameters = {
-        "tenants": [use.tenant for use in uses],
-        "keys": [use.key for use in uses],
-        "responses": [use.response_id for use in uses],
-    }
-    return set(connection.execute(_FREE, parameters).scalars())
+    return set(connection.scalars(_FREE, arrays.fields(KeyUse, uses)))
 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
@@ -102,37 +88,25 @@ def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
 def claim(
     connection: Connection, tenant: str, key: str, digest: bytes, response: UUID, replica: UUID | None = None
 ) -> bool:
-    """Assigns the key to a response; False if it was used for another one within its lifetime.
-
-    `replica` generates a response without a row: with its lease the key ends, too.
-
-    Waits for a concurrent transaction that claims the same key.
+    """Assigns the key to a response; False if it was used for another one within its lifetime. `replica`
+    generates a response without a row: with its lease the key ends, too. Waits for a concurrent transaction
+    that claims the same key.
     """
-    parameters = {
-        "tenant": tenant,
-        "key": key,
-        "digest": digest,
-        "response": response,
-        "replica": replica,
-        "lifetime": KEY_LIFETIME,
-    }
-    return connection.execute(_CLAIM, parameters).first() is not None
+    use = {"tenant": tenant, "key": key, "digest": digest, "response": response, "replica": replica}
+    return connection.execute(_CLAIM, {**use, "lifetime": KEY_LIFETIME}).first() is not None
 
 
 _OLD = "created_at < statement_timestamp() - cast(:lifetime as interval)"
-_COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")  # noqa: S608 - a constant of ours
-_DELETE_OLD = text(
-    f"""
+_COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")
+_DELETE_OLD = text(f"""
     delete from idempotency_keys where (tenant, key) in (
         select tenant, key from idempotency_keys where {_OLD}
         order by created_at limit :limit for update skip locked)
-    """  # noqa: S608 - a constant of ours
-)
+""")
 
 
 def count_old_keys(connection: Connection) -> int:
-    keys: int = connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one()
-    return keys
+    return int(connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one())
 
 
 def delete_old_keys(connection: Connection) -> int:

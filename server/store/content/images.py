@@ -4,17 +4,18 @@ A use is a row that says that an item of a response or conversation names a pict
 item's transaction, which locks the picture's row: `image_removal` cannot remove the picture meanwhile.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.storage_usage import IMAGE_BYTES, count_added
+from server.store.content.storage_usage import IMAGE_BYTES, adding
 from server.store.timeout_connection import psycopg_connection
 
+T = TypeVar("T")
 MAX_STATEMENT_BYTES = 16 * 1024 * 1024
 """Bytes of pictures that one statement sends, unless one picture has more: statements have a timeout."""
 
@@ -49,34 +50,26 @@ class ImageRemoved(Exception):
     """The picture of an item that was read from the store has been removed since."""
 
 
-_LOCK = text(
-    """
+_LOCK = text("""
     select digest from images where tenant = :tenant and digest = any(cast(:digests as bytea[]))
     order by digest for key share
-    """
-)
-_INSERT = text(
-    count_added(
-        f"""
-        insert into images (tenant, digest, media_type, size, data)
-        select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
-        from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
-            cast(:sizes as integer[])) as new (digest, media_type, begin, size)
-        order by digest
-        on conflict (tenant, digest) do update set size = excluded.size where false
-        returning tenant, {IMAGE_BYTES} as bytes
-        """  # noqa: S608 - a constant of ours
-    )
-)
+""")
+_INSERT = adding(f"""
+    insert into images (tenant, digest, media_type, size, data)
+    select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
+    from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
+        cast(:sizes as integer[])) as new (digest, media_type, begin, size)
+    order by digest
+    on conflict (tenant, digest) do update set size = excluded.size where false
+    returning tenant, {IMAGE_BYTES} as bytes
+""")
 """A picture that another transaction has inserted since is not changed, but its row is locked as by an
 UPDATE, so that it is not removed before this one ends."""
-_INSERT_USES = text(
-    """
+_INSERT_USES = text("""
     insert into item_images (tenant, owner, item_id, digest)
     select :tenant, * from unnest(
         cast(:owners as uuid[]), cast(:item_ids as text[]), cast(:digests as bytea[]))
-    """
-)
+""")
 
 
 def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tuple[str, NewImage]]) -> None:
@@ -114,19 +107,20 @@ def _store(connection: Connection, tenant: str, new_images: Iterable[NewImage]) 
     with_data = [(image, data) for image, data in missing if data is not None]
     if len(with_data) < len(missing):
         raise ImageRemoved
-    for batch in _batches(with_data):
+    for batch in batches(with_data, lambda image: len(image[1]), MAX_STATEMENT_BYTES):
         connection.execute(_INSERT, {"tenant": tenant, **_image_columns(batch)})
 
 
-def _batches(images: Sequence[tuple[NewImage, bytes]]) -> Iterator[list[tuple[NewImage, bytes]]]:
-    batch: list[tuple[NewImage, bytes]] = []
-    size = 0
-    for image, data in images:
-        if batch and size + len(data) > MAX_STATEMENT_BYTES:
+def batches(values: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The values in lists whose sizes together are at most `most`, unless one alone has more. Pure."""
+    batch: list[T] = []
+    total = 0
+    for value in values:
+        if batch and total + size(value) > most:
             yield batch
-            batch, size = [], 0
-        batch.append((image, data))
-        size += len(data)
+            batch, total = [], 0
+        batch.append(value)
+        total += size(value)
     if batch:
         yield batch
 
@@ -147,12 +141,10 @@ _LOAD = (
     "select digest, media_type, data from images"
     " where tenant = %(tenant)s and digest = any(%(digests)s::bytea[])"
 )
-_SIZES = text(
-    """
+_SIZES = text("""
     select digest, size from images
     where tenant = :tenant and digest = any(cast(:digests as bytea[]))
-    """
-)
+""")
 
 
 def load(connection: Connection, tenant: str, digests: Collection[bytes]) -> dict[bytes, StoredImage]:

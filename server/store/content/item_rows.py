@@ -33,7 +33,6 @@ OMITTED_URL = "data:,"
 _SCHEME = "data:"
 _MAX_MEDIA_TYPE = 64
 _MEDIA_TYPE_CHARACTERS = frozenset(ascii_lowercase + digits + "/.+-")
-
 _ITEM_SEPARATOR = "\x1e"
 """Stands between items: JSON cannot contain it but escaped."""
 NEW_ITEMS = """
@@ -44,7 +43,9 @@ NEW_ITEMS = """
     ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
     """
 """The items of `item_columns` as rows, the first at place 1."""
-
+COLUMNS = "id, type, role, status, name, call_id, payload, size, for_model"
+VALUES = "id, type, role, status, name, call_id, cast(payload as json), octet_length(payload), for_model"
+"""SQL of a row's columns, and of their values from NEW_ITEMS."""
 ImagesByUrl = dict[str, NewImage | None]
 """Pictures by data URL; None for one that is no picture's."""
 

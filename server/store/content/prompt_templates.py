@@ -17,43 +17,33 @@ class StoredPrompt:
     created_at: datetime
 
 
-_PUT_NEXT = text(
-    """
+_PUT_NEXT = text("""
     insert into prompts (tenant, id, version, content)
     select :tenant, :id, coalesce(max(version), 0) + 1, cast(:content as json)
     from prompts where tenant = :tenant and id = :id
     on conflict do nothing returning version
-    """
-)
-_PUT = text(
-    """
+""")
+_PUT = text("""
     insert into prompts (tenant, id, version, content)
     values (:tenant, :id, :version, cast(:content as json))
     on conflict (tenant, id, version) do update
         set content = excluded.content, created_at = clock_timestamp()
     returning version
-    """
-)
+""")
 _COLUMNS = "tenant, id, version, content::text, created_at"
-_GET = text(
-    f"""
+_GET = text(f"""
     select {_COLUMNS} from prompts
     where tenant = :tenant and id = :id and (cast(:version as integer) is null or version = :version)
     order by version desc limit 1
-    """  # noqa: S608 - names of our own columns
-)
-_LIST = text(
-    f"""
+""")
+_LIST = text(f"""
     select {_COLUMNS} from prompts where cast(:tenant as text) is null or tenant = :tenant
     order by tenant, id, version
-    """  # noqa: S608 - names of our own columns
-)
-_DELETE = text(
-    """
+""")
+_DELETE = text("""
     delete from prompts
     where tenant = :tenant and id = :id and (cast(:version as integer) is null or version = :version)
-    """
-)
+""")
 
 
 def put(connection: Connection, tenant: str, prompt: str, content: str, version: int | None) -> int | None:

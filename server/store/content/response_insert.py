@@ -108,7 +108,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             where tenant = :tenant and id = :previous_id and {READABLE}
             for share
         ),
-        """  # noqa: S608 - constants of ours
+        """
     return text(
         f"""
         with {previous if follows else ""} response as (
@@ -132,7 +132,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             insert into storage_changes (tenant, day, bytes)
             select tenant, {TODAY}, size + (select coalesce(sum(bytes), 0) from input) from response)
         select count(*) from response
-        """  # noqa: S608 - constants of ours
+        """
     )
 
 

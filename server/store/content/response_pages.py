@@ -1,18 +1,20 @@
 """Lists of responses and stored chat completions: filters, cursors, pages by keyset (no OFFSET)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, literal, select, tuple_
+from sqlalchemy import Connection, Select, Text, cast, func, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
+from server.store.keyset_page import page
 from server.store.tables import READABLE, items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
@@ -56,8 +58,8 @@ def response_page(
 ) -> list[StoredResponse]:
     """At most `limit` of a tenant's responses, ordered by creation time."""
     listed = select(*STORED_COLUMNS)
-    rows = connection.execute(_page_query(listed, tenant, filters, after, limit, newest_first=newest_first))
-    return [stored_response(row) for row in rows]
+    query = _page_query(listed, tenant, filters, after, limit, newest_first=newest_first).limit(limit)
+    return [stored_response(row) for row in connection.execute(query)]
 
 
 class BoundedPage(NamedTuple):
@@ -79,9 +81,9 @@ def bounded_page(
 ) -> BoundedPage:
     """`response_page`, which ends with the response that, with its output, reaches `most_bytes`."""
     listed = select(_SIZE)
-    query = _page_query(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
+    query = _page_query(listed, tenant, filters, after, limit, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())
-    fitting = _count_within(sizes[:limit], most_bytes)
+    fitting = min(limit, len(sizes), 1 + sum(total < most_bytes for total in accumulate(sizes)))
     found = response_page(connection, tenant, filters, after, fitting, newest_first=newest_first)
     return BoundedPage(found, len(sizes) > fitting)
 
@@ -95,15 +97,6 @@ _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
 )
 
 
-def _count_within(sizes: Sequence[int], most_bytes: int) -> int:
-    total = 0
-    for count, size in enumerate(sizes, 1):
-        total += size
-        if total >= most_bytes:
-            return count
-    return len(sizes)
-
-
 def _page_query(
     listed: Select[Any],
     tenant: str,
@@ -113,20 +106,15 @@ def _page_query(
     *,
     newest_first: bool,
 ) -> Select[Any]:
-    place = (responses.c.created_at, responses.c.id)
-    conditions: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
+    listed = listed.where(responses.c.tenant == tenant, READABLE)
     if filters.model is not None:
-        conditions.append(responses.c.model == filters.model)
+        listed = listed.where(responses.c.model == filters.model)
     if filters.status is not None:
-        conditions.append(responses.c.status == filters.status)
+        listed = listed.where(responses.c.status == filters.status)
     if filters.completions:
-        conditions += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
+        listed = listed.where(responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES))
     if filters.metadata:
         asked = msgspec.json.encode(filters.metadata).decode()
-        conditions.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
-    if after is not None:
-        passed = tuple_(*place)
-        here = tuple_(literal(after.created_at), literal(after.id))
-        conditions.append(passed < here if newest_first else passed > here)
-    order = [column.desc() if newest_first else column.asc() for column in place]
-    return listed.where(*conditions).order_by(*order).limit(limit)
+        listed = listed.where(responses.c.metadata.contains(cast(literal(asked), JSONB)))
+    order = (responses.c.created_at, responses.c.id)
+    return page(listed, order, after, limit, descending=newest_first)

@@ -12,8 +12,9 @@ from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
-from server.store.content.storage_usage import TODAY, count_added
+from server.store.content.storage_usage import TODAY, adding
 from server.store.database_errors import OwnershipLost
+from server.store.keyset_page import distinct
 from server.store.tables import READABLE, responses
 
 
@@ -63,7 +64,6 @@ class StoredResponse(ResponseFacts):
 
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
-"""The columns that `stored_response` needs."""
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
@@ -73,9 +73,7 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 
 
 _GET = select(*STORED_COLUMNS).where(
-    responses.c.tenant == bindparam("of_tenant"),
-    responses.c.id == bindparam("of_id"),
-    READABLE,
+    responses.c.tenant == bindparam("of_tenant"), responses.c.id == bindparam("of_id"), READABLE
 )
 
 
@@ -142,7 +140,7 @@ _FINISH = text(
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
-    """  # noqa: S608 - constants of ours
+    """
 )
 """`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
 it, so it is read without a lock."""
@@ -204,62 +202,34 @@ def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner |
     return None if row is None else Owner(row.replica_id, row.attempt, row.status in TERMINAL_STATUSES)
 
 
-_SET_WEIGHTS = text(
-    """
+_SET_WEIGHTS = text("""
     update responses set weights = :weights
     where tenant = :tenant and id = :id and replica_id = :replica and attempt = :attempt
-    """
-)
+""")
 
 
 def set_weights(connection: Connection, claimed: StoredResponse, weights: str | None) -> None:
     """Sets the weights of a response that its replica begins; of one that it has lost, nothing."""
-    parameters = {
-        "tenant": claimed.tenant,
-        "id": claimed.id,
-        "replica": claimed.replica_id,
-        "attempt": claimed.attempt,
-        "weights": weights,
-    }
-    connection.execute(_SET_WEIGHTS, parameters)
+    run = {"replica": claimed.replica_id, "attempt": claimed.attempt, "weights": weights}
+    connection.execute(_SET_WEIGHTS, {"tenant": claimed.tenant, "id": claimed.id, **run})
 
 
-_UPDATE_METADATA = text(
-    count_added(
-        """
-        update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
-            size = size + cast(:growth as integer)
-        where tenant = :tenant and id = :id
-        returning tenant, case when size is not null then cast(:growth as integer) end as bytes
-        """
-    )
-)
+_UPDATE_METADATA = adding("""
+    update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
+        size = size + cast(:growth as integer)
+    where tenant = :tenant and id = :id
+    returning tenant, case when size is not null then cast(:growth as integer) end as bytes
+""")
 
 
-def get_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """The undeleted choices among `candidates`, ordered by choice."""
-    return _select_choices(connection, tenant, candidates, locked=False)
-
-
-def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """`get_choices`, locked FOR UPDATE until the transaction ends."""
-    return _select_choices(connection, tenant, candidates, locked=True)
-
-
-def _select_choices(
-    connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
+def get_choices(
+    connection: Connection, tenant: str, candidates: Sequence[UUID], *, lock: bool = False
 ) -> list[StoredResponse]:
-    query = (
-        select(*STORED_COLUMNS)
-        .where(
-            responses.c.tenant == tenant,
-            responses.c.id.in_(candidates),
-            responses.c.choice.is_not(None),
-            READABLE,
-        )
-        .order_by(responses.c.choice)
-    )
-    return [stored_response(row) for row in connection.execute(query.with_for_update() if locked else query)]
+    """The undeleted choices among `candidates`, ordered by choice; with `lock` until the transaction ends."""
+    of_tenant = (responses.c.tenant == tenant, responses.c.id.in_(candidates))
+    query = select(*STORED_COLUMNS).where(*of_tenant, responses.c.choice.is_not(None), READABLE)
+    query = query.order_by(responses.c.choice)
+    return [stored_response(row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
 def update_choice_metadata(
@@ -273,20 +243,7 @@ def update_choice_metadata(
     )
 
 
-_TENANTS = text(
-    """
-    with recursive found (tenant) as (
-        (select tenant from responses order by tenant limit 1)
-        union all
-        select (select r.tenant from responses r where r.tenant > f.tenant order by r.tenant limit 1)
-        from found f where f.tenant is not null
-    )
-    select tenant from found where tenant is not null
-    """
-)
-"""A loose index scan; `distinct` would read every row."""
-
-
-def tenants(connection: Connection) -> list[str]:
-    """The tenants that have responses."""
-    return list(connection.scalars(_TENANTS))
+def tenants(connection: Connection, table: str = "responses") -> list[str]:
+    """The tenants that have responses, or rows of another table whose key begins with the tenant."""
+    query = f"with recursive {distinct('found', 'tenant', table)} select tenant from found"
+    return [tenant for tenant in connection.scalars(text(query)) if tenant is not None]

@@ -10,53 +10,48 @@ are counted neither on insertion nor on deletion.
 
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 ROW_BYTES: Final = 1024
 """An estimate for a row's other columns and index entries."""
 FOLD_ROWS = 64
 """Changes of a tenant above which they are folded."""
 _MAX_FOLDED = 10_000
-"""The most changes that are folded in one transaction."""
-
 TODAY: Final = "cast(statement_timestamp() at time zone 'utc' as date)"
-"""SQL of the day of a change."""
 IMAGE_BYTES: Final = f"size + {ROW_BYTES}"
-"""SQL of a picture's size."""
 ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 """SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 
 
-def count_added(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` that also records the bytes it adds.
-
-    `change` returns rows with `tenant` and `bytes`. `before` are CTEs that it needs; data-modifying ones must
-    be at the top level. `gives` is the select list of the whole statement over the changed rows.
+def count_added(change: str, *, before: str = "", gives: str = "count(*)", sign: str = "") -> str:
+    """SQL of `change` that also records the bytes it adds. `change` returns rows with `tenant` and `bytes`.
+    `before` are CTEs that it needs; data-modifying ones must be at the top level. `gives` is the select list
+    of the whole statement over the changed rows.
     """
-    return _with_change_row(change, "sum(bytes)", before, gives)
-
-
-def count_removed(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` that also records the bytes it removes."""
-    return _with_change_row(change, "-sum(bytes)", before, gives)
-
-
-def _with_change_row(change: str, bytes_: str, before: str, gives: str) -> str:
     first = f"{before}," if before else ""
     return f"""
     with {first} changed as ({change}), counted as (
         insert into storage_changes (tenant, day, bytes)
-        select tenant, {TODAY}, {bytes_} from changed group by tenant having sum(bytes) <> 0)
+        select tenant, {TODAY}, {sign}sum(bytes) from changed group by tenant having sum(bytes) <> 0)
     select {gives} from changed
-    """  # noqa: S608 - constants of ours
+    """
+
+
+def adding(change: str, **options: str) -> TextClause:
+    """The statement of `count_added`, which takes the options."""
+    return text(count_added(change, **options))
+
+
+def removing(change: str, **options: str) -> TextClause:
+    """The statement of `change` that also records the bytes it removes."""
+    return text(count_added(change, sign="-", **options))
 
 
 _TOTAL = text("select coalesce(sum(bytes), 0)::bigint from storage_changes where tenant = :tenant")
 _TOTALS = text(
     "select tenant, sum(bytes)::bigint from storage_changes group by tenant having sum(bytes) <> 0 order by 1"
 )
-_FOLD = text(
-    """
+_FOLD = text("""
     with gone as (
         delete from storage_changes where (tenant, id) in (
             select tenant, id from storage_changes where tenant in (
@@ -72,14 +67,12 @@ _FOLD = text(
     ), sums as (
         insert into storage_changes (tenant, bytes) select tenant, sum(bytes) from gone group by tenant)
     select count(*) from gone
-    """
-)
+""")
 
 
 def total(connection: Connection, tenant: str) -> int:
     """The bytes that a tenant has stored."""
-    bytes_: int = connection.execute(_TOTAL, {"tenant": tenant}).scalar_one()
-    return bytes_
+    return int(connection.execute(_TOTAL, {"tenant": tenant}).scalar_one())
 
 
 def totals(connection: Connection) -> list[tuple[str, int]]:

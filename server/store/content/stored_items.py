@@ -9,29 +9,21 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
-from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.storage_usage import ITEM_BYTES, count_added
+from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
+from server.store.content.storage_usage import ITEM_BYTES, adding
 from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1
-
-
-_INSERT_ITEMS = text(
-    count_added(
-        f"""
-        insert into items
-            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
-             for_model, seconds)
-        select o.tenant, o.response_id, :side, o.idx, id, type, role, status, name, call_id,
-            cast(payload as json), octet_length(payload), for_model, seconds
-        from {NEW_ITEMS}
-        join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
-            with ordinality as o (tenant, response_id, idx, place) using (place)
-        returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
-)
+_INSERT_ITEMS = adding(f"""
+    insert into items
+        (tenant, response_id, side, idx, {COLUMNS}, seconds)
+    select o.tenant, o.response_id, :side, o.idx, {VALUES}, seconds
+    from {NEW_ITEMS}
+    join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
+        with ordinality as o (tenant, response_id, idx, place) using (place)
+    returning tenant, {ITEM_BYTES} as bytes
+""")
 
 
 def insert_items_of(
@@ -162,8 +154,7 @@ class ItemList:
 
     @staticmethod
     def _page(own: str, position: str, order: str, beyond: str) -> TextClause:
-        return text(
-            f"""
+        return text(f"""
             select payload::text, total from (
                 select {position}, payload, count(*) over () as total,
                     sum(size) over (order by {position} {order}
@@ -172,12 +163,10 @@ class ItemList:
                     select {position}, payload, size {own} and {position} {beyond}
                     order by {position} {order} limit :limit) as listed) as measured
             where coalesce(before, 0) < :most_bytes order by {position} {order}
-            """  # noqa: S608 - constants of ours
-        )
+        """)
 
 
 INPUT_LIST = ItemList("items", "response_id = :id and side = 0", "idx")
-"""A response's own input items."""
 CONVERSATION_LIST = ItemList("conversation_items", "conversation_id = :id", "position")
 
 

@@ -22,30 +22,24 @@ from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
 _THESE: Final = "tenant = :tenant and id = any(cast(:ids as uuid[]))"
 _THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"
 _RUNNING: Final = "status in ('queued', 'in_progress')"
-
-_CANCEL_ALL = text(
-    f"""
+_CANCEL_ALL = text(f"""
     update responses set cancel_requested_at = clock_timestamp(), cancel_reason = 'erased'
     where (tenant, id) in (
         select tenant, id from responses
         where tenant = :tenant and {_RUNNING} and cancel_requested_at is null limit :limit
         for update skip locked)
-    """  # noqa: S608 - constants of ours
-)
-_UNFINISHED = text(f"select id from responses where tenant = :tenant and {_RUNNING} limit :limit")  # noqa: S608
-_UNFINISHED_OF = text(f"select id from responses where {_THESE} and {_RUNNING}")  # noqa: S608
-_LATER = text(
-    """
+""")
+_UNFINISHED = text(f"select id from responses where tenant = :tenant and {_RUNNING} limit :limit")
+_UNFINISHED_OF = text(f"select id from responses where {_THESE} and {_RUNNING}")
+_LATER = text("""
     with recursive tree (id) as (
         select unnest(cast(:ids as uuid[]))
         union
         select r.id from tree t join responses r on r.tenant = :tenant and r.previous_id = t.id)
     select id from tree
-    """
-)
+""")
 _NOT_MARKED: Final = f"(deleted_at is null or ({_RUNNING} and cancel_requested_at is null))"
-_MARK = text(
-    f"""
+_MARK = text(f"""
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = clock_timestamp(),
         cancel_requested_at = case when {_RUNNING} then coalesce(cancel_requested_at, clock_timestamp())
             else cancel_requested_at end,
@@ -53,23 +47,17 @@ _MARK = text(
     where (tenant, id) in (
         select tenant, id from responses where {_THESE} and {_NOT_MARKED} for update skip locked)
     returning id, {_RUNNING} as running
-    """  # noqa: S608 - constants of ours
-)
-_COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_NOT_MARKED}")  # noqa: S608
-_LOCK_ENDED = text(
-    f"""
+""")
+_COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_NOT_MARKED}")
+_LOCK_ENDED = text(f"""
     select r.id, {OF_USER} as own from responses r
     where {_THESE} and not {_RUNNING} for update skip locked
-    """  # noqa: S608 - constants of ours
-)
-_NEWEST_ENDED = text(
-    f"""
+""")
+_NEWEST_ENDED = text(f"""
     select id, true as own from responses where tenant = :tenant and not {_RUNNING}
     order by id desc limit :limit for update skip locked
-    """  # noqa: S608 - constants of ours
-)
-_LOCK_ABANDONED = text(
-    f"""
+""")
+_LOCK_ABANDONED = text(f"""
     select r.id, {OF_USER} as own, r.key_id, r.model, r.background, r.created_at, coalesce((
         select sum(octet_length(token_ids)) / 4 from response_events_hot e
         where e.tenant = r.tenant and e.response_id = r.id), 0)::integer as tokens
@@ -77,8 +65,7 @@ _LOCK_ABANDONED = text(
     where {_THESE} and {_RUNNING} and replica_id is null
       and not exists (select from replicas where state = 'alive')
     limit :limit for update of r skip locked
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def cancel_all(connection: Connection, tenant: str, limit: int) -> int:
@@ -103,15 +90,13 @@ def with_later_ones(connection: Connection, tenant: str, ids: Sequence[UUID]) ->
 
 def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
     """Deletes responses for readers and cancels them; returns how many are locked by others and still there.
-
     No response can go on from a marked one. What remains of it is a tombstone that has expired, which any
     purge removes, too.
     """
     parameters = {"tenant": tenant, "ids": list(ids)}
     ended = [row.id for row in connection.execute(_MARK, parameters) if not row.running]
     _remove_logs(connection, tenant, ended)
-    left: int = connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one()
-    return left
+    return int(connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one())
 
 
 def remove_newest(connection: Connection, subject: Subject, limit: int) -> int:
@@ -127,9 +112,8 @@ def remove(connection: Connection, subject: Subject, ids: Sequence[UUID]) -> int
 
 
 def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUID], limit: int) -> int:
-    """Ends and removes unfinished responses that no replica owns, while none is alive; returns how many.
-
-    They are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
+    """Ends and removes unfinished responses that no replica owns, while none is alive; returns how many. They
+    are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
     """
     parameters = {**subject.parameters, "ids": list(ids), "limit": limit}
     found = connection.execute(_LOCK_ABANDONED, parameters).all()
@@ -146,14 +130,8 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             reasoning_tokens=0,
             cancel_reason="erased",
         )
-        facts = ResponseFacts(
-            tenant=subject.tenant,
-            id=row.id,
-            key_id=row.key_id,
-            model=row.model,
-            background=row.background,
-            created_at=row.created_at,
-        )
+        of_row = {name: getattr(row, name) for name in ("id", "key_id", "model", "background", "created_at")}
+        facts = ResponseFacts(tenant=subject.tenant, **of_row)
         usage.append((LedgerEntry(facts=facts, stored=True), ending))
     if usage:
         record_usage(connection, usage)
@@ -187,7 +165,7 @@ _OTHERWISE: Final = frozenset(
     {"items", "response_streams", "response_events_hot", "usage_ledger", "conversation_items"}
 )
 """Tables with responses' ids from which rows go in another way."""
-_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
+_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")
 
 
 def tables_of_responses() -> list[str]:
@@ -201,7 +179,7 @@ def tables_of_responses() -> list[str]:
 
 def remove_of_responses(connection: Connection, table: str, tenant: str, ids: Collection[UUID]) -> int:
     """Removes the rows of these responses from a table that has a column `response_id`."""
-    statement = text(f"delete from {table} where {_THEIRS}")  # noqa: S608 - names of ours
+    statement = text(f"delete from {table} where {_THEIRS}")
     return connection.execute(statement, {"tenant": tenant, "ids": list(ids)}).rowcount
 
 

@@ -14,7 +14,7 @@ BROUGHT_BY_USER: Final = f"""
             where l.tenant = i.tenant and l.response_id = i.response_id and l.end_user = :user)
         or exists (select from responses r
             where r.tenant = i.tenant and r.id = i.response_id and {OF_USER})))
-"""  # noqa: S608 - a constant of ours
+"""
 """Whether a response of the user brought the item `i` of a conversation. The ledger also knows responses that
 are gone."""
 ANONYMOUS: Final = "substr(l.response_id::text, 15, 1) = '8'"

@@ -4,46 +4,38 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, text
 
 from server.store.content import conversations
-from server.store.content.image_removal import MARK_USES
-from server.store.content.storage_usage import ITEM_BYTES, count_removed
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 
 PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
 _LOWEST: Final = UUID(int=0)
-
-_RESPONSES = text(
-    f"""
-    select (array_agg(id order by id desc))[1] as last, array_agg(id) filter (where own) as found,
+_RESPONSES = text(f"""
+    select (array_agg(id order by id desc))[1] as last, -1 as position,
+        array_agg(id) filter (where own) as found,
         array_agg(distinct conversation_id) filter (where own and conversation_id is not null) as also
     from (
         select r.id, r.conversation_id, {OF_USER} as own from responses r
         where r.tenant = :tenant and r.id > :after order by r.id limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - constants of ours
-)
-_LINES = text(
-    f"""
-    select (array_agg(response_id order by response_id desc))[1] as last,
+""")
+_LINES = text(f"""
+    select (array_agg(response_id order by response_id desc))[1] as last, -1 as position,
         array_agg(response_id) filter (where end_user = :user) as found, null as also
     from (
         select response_id, end_user from usage_ledger
         where tenant = :tenant and response_id > :after order by response_id limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - a constant of ours
-)
-_CONVERSATIONS = text(
-    f"""
+""")
+_CONVERSATIONS = text(f"""
     select (array_agg(conversation_id order by conversation_id desc, position desc))[1] as last,
         (array_agg(position order by conversation_id desc, position desc))[1] as position,
-        array_agg(distinct conversation_id) filter (where own) as found
+        null as found, array_agg(distinct conversation_id) filter (where own) as also
     from (
         select i.conversation_id, i.position, {BROUGHT_BY_USER} as own from conversation_items i
         where i.tenant = :tenant and (i.conversation_id, i.position) > (:after, :position)
         order by i.conversation_id, i.position limit {PAGE_ROWS}) as page
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 @dataclass(slots=True)
@@ -51,19 +43,10 @@ class UserRows:
     """The ids of what a user made."""
 
     responses: list[UUID] = field(default_factory=list)
-    """Stored responses."""
     lines: list[UUID] = field(default_factory=list)
     """Responses that the ledger names with the user, also those that are gone or were never stored."""
     conversations: set[UUID] = field(default_factory=set)
     """Conversations with a response or an item of the user."""
-
-
-class _Pages:
-    """Where a walk through a table stands; `after` is None at its end."""
-
-    def __init__(self) -> None:
-        self.after: UUID | None = _LOWEST
-        self.position = -1
 
 
 class Walk:
@@ -71,41 +54,32 @@ class Walk:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._responses, self._lines, self._items = _Pages(), _Pages(), _Pages()
         self.found = UserRows()
+        self._left = [(_RESPONSES, self.found.responses), (_LINES, self.found.lines), (_CONVERSATIONS, [])]
+        self._after, self._position = _LOWEST, -1
 
     def step(self, connection: Connection) -> bool:
         """Looks at the next page, in a transaction of its own; False at the end."""
-        if self._responses.after is not None:
-            self._next(connection, _RESPONSES, self._responses, self.found.responses)
-        elif self._lines.after is not None:
-            self._next(connection, _LINES, self._lines, self.found.lines)
-        elif self._items.after is not None:
-            parameters = {"after": self._items.after, "position": self._items.position}
-            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **parameters}).one()
-            self._items.after, self._items.position = row.last, row.position
-            self.found.conversations.update(row.found or ())
-        else:
+        if not self._left:
             return False
-        return True
-
-    def _next(self, connection: Connection, query: TextClause, pages: _Pages, found: list[UUID]) -> None:
-        row = connection.execute(query, {**self._subject.parameters, "after": pages.after}).one()
-        pages.after = row.last
+        query, found = self._left[0]
+        place = {"after": self._after, "position": self._position}
+        row = connection.execute(query, {**self._subject.parameters, **place}).one()
+        self._after, self._position = row.last or _LOWEST, row.position if row.last else -1
+        if row.last is None:
+            del self._left[0]
         found += row.found or ()
         self.found.conversations.update(row.also or ())
+        return True
 
 
 _LOCK = text("select id from conversations where tenant = :tenant and id = :id for update skip locked")
 _EXISTS = text("select 1 from conversations where tenant = :tenant and id = :id")
-_OTHERS = text(
-    f"""
+_OTHERS = text(f"""
     select 1 from conversation_items i where i.tenant = :tenant and i.conversation_id = :id
       and i.response_id is not null and not {BROUGHT_BY_USER} limit 1
-    """  # noqa: S608 - a constant of ours
-)
-_OWN_ITEMS = text(
-    f"""
+""")
+_OWN_ITEMS = text(f"""
     with brought as (
         select i.id, i.position, {BROUGHT_BY_USER} as own from conversation_items i
         where i.tenant = :tenant and i.conversation_id = :id and i.response_id is not null
@@ -117,37 +91,21 @@ _OWN_ITEMS = text(
     where i.tenant = :tenant and i.conversation_id = :id and (
         (i.type = 'compaction' and i.position > f.own)
         or (i.response_id is null and f.own < f.other and i.position < f.other))
-    """  # noqa: S608 - a constant of ours
-)
+""")
 """The items of a user in a conversation with others, and whether the user began it.
 
 Also compactions, which are summaries of the items before them, and what was put there by hand before another
 user's first item.
 """
-_REMOVE_ITEMS = text(
-    count_removed(
-        f"""
-        delete from conversation_items
-        where tenant = :tenant and conversation_id = :id and id = any(:items)
-        returning tenant, {ITEM_BYTES} as bytes
-        """,  # noqa: S608 - a constant of ours
-        before=f"unused as ({MARK_USES} tenant = :tenant and owner = :id and item_id = any(:items))",
-    )
-)
-_ADVANCE = text(
-    "update conversations set next_position = next_position + 1, touched_at = clock_timestamp()"
-    " where tenant = :tenant and id = :id"
-)
 
 
 def take_out_of_conversation(
     connection: Connection, subject: Subject, conversation: UUID
 ) -> tuple[int, int] | None:
-    """Removes a user's items from a conversation, or all of it if no one else's response brought an item.
-
-    The metadata of one that the user began go, too. Returns how many conversations and items are gone; None
-    if something is to be removed and it is locked or a response runs in it. What names the user must stay
-    until it is neither: nothing else tells whose the items are.
+    """Removes a user's items from a conversation, or all of it if no one else's response brought an item. The
+    metadata of one that the user began go, too. Returns how many conversations and items are gone; None if
+    something is to be removed and it is locked or a response runs in it. What names the user must stay until
+    it is neither: nothing else tells whose the items are.
     """
     parameters = {**subject.parameters, "id": conversation}
     if connection.execute(_LOCK, parameters).first() is None:
@@ -161,9 +119,7 @@ def take_out_of_conversation(
     if is_whole:
         conversations.delete(connection, subject.tenant, conversation)
         return 1, 0
-    chosen = {**parameters, "items": [row.id for row in items]}
-    removed: int = connection.execute(_REMOVE_ITEMS, chosen).scalar_one()
-    connection.execute(_ADVANCE, parameters)
+    removed = conversations.delete_items(connection, subject.tenant, conversation, [row.id for row in items])
     if items[0].began:
         conversations.update_metadata(connection, subject.tenant, conversation, "{}")
     return 0, removed

@@ -4,12 +4,16 @@
 and nothing is undone if the build fails. A migration that calls `create_index` therefore does nothing else,
 or only what may be done twice: after a failure it runs again from its beginning. Indexes that are there and
 valid are not built again; an invalid one, which an interrupted build has left, is dropped and built again.
+
+`index_words` and `drop_words`: the index by which `admin.search` finds words, which an operator makes.
 """
+
+from typing import Final
 
 from alembic import op
 from sqlalchemy import Connection, text
 
-from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT
+from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, try_for_locks
 
 MAX_NAME = 63
 """Bytes of an identifier, beyond which Postgres cuts it."""
@@ -39,11 +43,6 @@ def create_index(
             build.on_partitions(name, table)
         else:
             build.on_table(name, table)
-
-
-def build(connection: Connection, name: str, table: str, definition: str, *, lock_seconds: float) -> None:
-    """Builds the index of a partitioned table outside of migrations, on a connection in autocommit."""
-    _Build(connection, "index", definition, lock_seconds=lock_seconds).on_partitions(name, table)
 
 
 def partition_index_name(name: str, partition: str) -> str:
@@ -108,3 +107,33 @@ class _Build:
     def _execute(self, statement: str) -> None:
         """Runs it as it is: other ways would read `%` and `:` in it."""
         self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+WORDS_INDEX: Final = "ix_items_words"
+WORDS_LOCK_SECONDS = 60.0
+"""The wait of a build for older transactions, and of a build or a removal for those that use items."""
+
+
+def index_words(url: str) -> None:
+    """Builds the index partition by partition, beside traffic; a repeated call goes on where one has failed.
+    `url` leads to a session, not to a pooler. Raises DatabaseError.
+    """
+
+    def make(session: Connection, left: float) -> None:
+        connection = session.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(text(f"set statement_timeout = 0; set lock_timeout = '{TABLE_LOCK_TIMEOUT}'"))
+        build = _Build(connection, "index", "using gin (admin.words(payload))", lock_seconds=left)
+        build.on_partitions(WORDS_INDEX, "items")
+
+    try_for_locks(url, WORDS_LOCK_SECONDS, make)
+
+
+def drop_words(url: str) -> None:
+    """Drops the index. Raises DatabaseError."""
+
+    def drop(connection: Connection, _left: float) -> None:
+        connection.execute(text(f"set local lock_timeout = '{TABLE_LOCK_TIMEOUT}'"))
+        connection.execute(text(f"drop index if exists {WORDS_INDEX}"))
+        connection.commit()
+
+    try_for_locks(url, WORDS_LOCK_SECONDS, drop)

@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.ids import min_uuid_at
+from server.store import arrays
 from server.store.content.deletion import EVERYTHING, HIGHEST, LOWEST, ExpiredRange
 from server.store.content.responses import ResponseKey
 from server.store.schema.partitions import CONTENT, Partition, width_of
@@ -38,9 +39,7 @@ class Survey(NamedTuple):
     rows: int
     """Responses, or entries of the ledger."""
     kept: int
-    """The rows that stay."""
     kept_items: int
-    """The items of the rows that stay."""
     default_rows: int
     """Rows of the default partitions to which these would go, as Postgres estimates."""
 
@@ -95,33 +94,32 @@ def _bound(time: datetime) -> UUID:
     return min_uuid_at(int(time.timestamp() * 1000))
 
 
+_KEYS = arrays.unnest("k", ResponseKey)
 _SURVEY = """
     select (select count(*) from (
             select from {table} where {key} >= :low and {key} < :high limit :most) as rows) as rows,
-        (select count(*) from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
+        (select count(*) from {keys}
          join items i on i.tenant = k.tenant and i.response_id = k.id) as kept_items,
         (select cast(sum(greatest(reltuples, 0)) as bigint) from pg_class
          where oid = any (cast(cast(:defaults as text[]) as regclass[]))) as default_rows
 """
-_SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
-_SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
+_SURVEYS = {
+    table: text(_SURVEY.format(table=table, key=key, keys=_KEYS))
+    for table, key in (("responses", "id"), ("usage_ledger", "response_id"))
+}
 _SURVIVORS = {
     "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
     "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
 }
-_DETACH = text(
-    """
+_DETACH = text("""
     select holdfast_detach(
-        cast(:parts as text[]), :age, cast(:tenants as text[]), cast(:ids as uuid[]))
-    """
-)
-_DETACHED = text(
-    """
+        cast(:parts as text[]), :age, cast(:tenant as text[]), cast(:id as uuid[]))
+""")
+_DETACHED = text("""
     select substring(relname from '[0-9]{10}$') from pg_class
     where relkind = 'r' and relnamespace = cast(current_schema() as regnamespace)
       and relname ~ ('^' || :table || '_detached_[0-9]{10}$') order by 1
-    """
-)
+""")
 _DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :term)")
 _DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 
@@ -144,19 +142,16 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
         "most": len(kept) + MIN_DUE,
         "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
-    keys = _arrays(kept if of_responses else ())
-    row = connection.execute(
-        _SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**parameters, **keys}
-    ).one()
+    keys = arrays.fields(ResponseKey, kept if of_responses else ())
+    row = connection.execute(_SURVEYS[table], {**parameters, **keys}).one()
     return Survey(row.rows, len(kept), row.kept_items, row.default_rows)
 
 
 def detach(connection: Connection, parts: Sequence[str], age: timedelta, kept: Sequence[ResponseKey]) -> None:
-    """Detaches partitions of one range and moves what is kept, in the caller's transaction.
-
-    Raises DatabaseError, one that `is_contention` where a lock was not to be had at once.
+    """Detaches partitions of one range and moves what is kept, in the caller's transaction. Raises
+    DatabaseError, one that `is_contention` where a lock was not to be had at once.
     """
-    connection.execute(_DETACH, {"parts": list(parts), "age": age, **_arrays(kept)})
+    connection.execute(_DETACH, {"parts": list(parts), "age": age, **arrays.fields(ResponseKey, kept)})
 
 
 def detached(connection: Connection, table: str) -> list[str]:
@@ -180,7 +175,3 @@ def drop(connection: Connection, table: str, ended: str, term: float) -> dict[st
         connection.execute(_DROP_ENTRIES, parameters)
         return {}
     return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, parameters)}
-
-
-def _arrays(keys: Sequence[ResponseKey]) -> dict[str, list[str] | list[UUID]]:
-    return {"tenants": [key.tenant for key in keys], "ids": [key.id for key in keys]}

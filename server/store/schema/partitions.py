@@ -19,7 +19,7 @@ CONTENT: Final = ("responses", "items", "response_streams")
 """The tables whose rows go with their response."""
 TABLES: Final = (*CONTENT, "usage_ledger")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_BOUNDS = re.compile(r"FROM \((MINVALUE|'[0-9a-f-]{36}')\) TO \('([0-9a-f-]{36})'\)")
+_BOUNDS = re.compile(r"FROM \((?:MINVALUE|'([0-9a-f-]{36})')\) TO \('([0-9a-f-]{36})'\)")
 _ADVISORY_LOCK = 0x706172746974696F
 """The bytes "partitio": of several replicas, one makes or removes partitions."""
 
@@ -74,13 +74,11 @@ def time_of(uuid: UUID) -> datetime:
     return _EPOCH + timedelta(milliseconds=uuid.int >> 80)
 
 
-_LIST = text(
-    """
+_LIST = text("""
     select c.relname, pg_get_expr(c.relpartbound, c.oid) as bounds, c.reltuples::bigint as rows
     from pg_inherits i join pg_class c on c.oid = i.inhrelid
     where i.inhparent = cast(:table as regclass)
-    """
-)
+""")
 _TRY_LOCK = text(f"select pg_try_advisory_xact_lock({_ADVISORY_LOCK})")
 _ANALYZE = text("select holdfast_analyze(:table)")
 _ADD = text("select holdfast_add_partition(:table, :start, :end)")
@@ -89,15 +87,13 @@ _ADD = text("select holdfast_add_partition(:table, :start, :end)")
 def ranged_partitions(connection: Connection, table: str) -> list[Partition]:
     """The table's partitions but the default one, by time."""
     found = [
-        Partition(name, TimeRange(_start_of(match[1]), time_of(UUID(match[2]))), rows)
+        Partition(
+            name, TimeRange(time_of(UUID(match[1])) if match[1] else _EPOCH, time_of(UUID(match[2]))), rows
+        )
         for name, bounds, rows in connection.execute(_LIST, {"table": table})
         if (match := _BOUNDS.search(bounds))
     ]
     return sorted(found, key=lambda partition: partition.range)
-
-
-def _start_of(bound: str) -> datetime:
-    return _EPOCH if bound == "MINVALUE" else time_of(UUID(bound.strip("'")))
 
 
 def try_lock(connection: Connection) -> bool:

@@ -82,7 +82,7 @@ def losses(connection: Connection, migration: Migration) -> Iterator[str]:
     for name in migration.lost:
         table, _, column = name.partition(".")
         condition = f"where {column} is not null" if column else ""
-        found = text(f"select exists (select from {table} {condition})")  # noqa: S608 - the migration's own names
+        found = text(f"select exists (select from {table} {condition})")
         try:
             with connection.begin_nested():
                 full = bool(connection.scalar(found))

@@ -13,7 +13,6 @@ from server.store.database_errors import TransientError, is_contention
 from server.store.timeout_connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.schema")
-
 LOCK = 0x686F6C6466617374
 """Session advisory lock (the bytes "holdfast"): of several processes that migrate at once, one does."""
 TABLE_LOCK_TIMEOUT = "1s"

@@ -4,51 +4,30 @@ A column's type decides its form: UUIDs and times are text, bytes are base64, JS
 """
 
 import base64
-import binascii
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from math import isfinite
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    DateTime,
-    Double,
-    Integer,
-    LargeBinary,
-    Numeric,
-    SmallInteger,
-    Table,
-    Text,
-    Uuid,
-)
+from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects.postgresql import JSON
 
+from server.protocol.decode import decode_as
+from server.store import tables
 from server.store.administration.operator_tables import usage_ledger
-from server.store.tables import (
-    conversation_items,
-    conversations,
-    images,
-    items,
-    prompts,
-    response_streams,
-    responses,
-)
 
 TABLES: Final[dict[str, Table]] = {
-    "image": images,
-    "prompt": prompts,
-    "conversation": conversations,
-    "conversation.item": conversation_items,
-    "response": responses,
-    "response.item": items,
-    "response.stream": response_streams,
+    "image": tables.images,
+    "prompt": tables.prompts,
+    "conversation": tables.conversations,
+    "conversation.item": tables.conversation_items,
+    "response": tables.responses,
+    "response.item": tables.items,
+    "response.stream": tables.response_streams,
     "usage": usage_ledger,
 }
 """Tables by the `object` of a line."""
@@ -89,96 +68,57 @@ def from_json(column: Column[Any], raw: bytes) -> Any:
         if not column.nullable and column.server_default is None:
             raise BadValue("must not be null")
         return None
-    if isinstance(column.type, JSON):
-        return _json(raw, may_have_nul=column.name in _MAY_HAVE_NUL)
+    form, what = next(forms for kind, *forms in _FORMS if isinstance(column.type, kind))
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadValue("is no JSON") from error
-    for type_, parse in _PARSERS:
-        if isinstance(column.type, type_):
-            return parse(value)
-    if isinstance(column.type, (SmallInteger, BigInteger, Integer)):
-        return _integer(column.type, value)
-    raise AssertionError(column.type)
-
-
-def _json(raw: bytes, *, may_have_nul: bool) -> str:
-    try:
-        msgspec.json.decode(raw)
-    except RecursionError:
-        raise BadValue("is nested too deeply") from None
-    except msgspec.MsgspecError as error:
-        raise BadValue("is no JSON") from error
-    if not may_have_nul and _NUL.search(raw):
-        raise BadValue("has the NUL character")
-    return raw.decode()
-
-
-def _typed(value: object, type_: type, what: str) -> Any:
-    if not isinstance(value, type_):
-        raise BadValue(f"must be {what}")
-    return value
-
-
-def _text(value: object) -> str:
-    text: str = _typed(value, str, "text")
-    if "\0" in text:
-        raise BadValue("has the NUL character")
-    return text
-
-
-def _parsed(value: object, parse: Any, what: str) -> Any:
-    try:
-        return parse(_typed(value, str, what))
-    except (ValueError, InvalidOperation) as error:
+        value = decode_as(raw, form)
+    except msgspec.ValidationError as error:
         raise BadValue(f"must be {what}") from error
-
-
-def _integer(type_: object, value: object) -> int:
-    bits = 15 if isinstance(type_, SmallInteger) else 63 if isinstance(type_, BigInteger) else 31
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**bits) <= value < 2**bits:
-        raise BadValue(f"must be an integer of {bits + 1} bits")
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadValue(
+            "is nested too deeply" if isinstance(error, RecursionError) else "is no JSON"
+        ) from error
+    if form is object:
+        has_nul = column.name not in _MAY_HAVE_NUL and _NUL.search(raw) is not None
+        value = raw.decode()
+    else:
+        has_nul = isinstance(value, str) and "\0" in value
+    if has_nul:
+        raise BadValue("has the NUL character")
+    if form is _NUMBER_TEXT:
+        return _decimal(value)
     return value
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300:
-        raise BadValue("must be a number")
-    return float(value)
+_NUMBER_TEXT: Final = Annotated[str, msgspec.Meta(max_length=40)]
+_FORMS: Final[tuple[tuple[type, Any, str], ...]] = (
+    (JSON, object, "JSON"),
+    (types.Uuid, UUID, "a UUID"),
+    (types.Boolean, bool, "true or false"),
+    (types.Double, Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)], "a number"),
+    (types.Numeric, _NUMBER_TEXT, "a number as text"),
+    (types.DateTime, Annotated[datetime, msgspec.Meta(tz=True)], "a time with its zone"),
+    (types.LargeBinary, bytes, "base64"),
+    (types.Text, str, "text"),
+    *(
+        (
+            kind,
+            Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)],
+            f"an integer of {bits} bits",
+        )
+        for kind, bits in ((types.SmallInteger, 16), (types.BigInteger, 64), (types.Integer, 32))
+    ),
+)
+"""Types of columns with those of their JSON; in this order, since a Double is a Numeric, too."""
 
 
-def _decimal(value: object) -> Decimal:
-    number: Decimal = _parsed(value, Decimal, "a number as text")
-    if not number.is_finite() or len(str(value)) > 40 or not isfinite(float(number)):
+def _decimal(text: str) -> Decimal:
+    try:
+        number = Decimal(text)
+    except InvalidOperation as error:
+        raise BadValue("must be a number as text") from error
+    if not isfinite(float(number)):
         raise BadValue("must be a number as text")
     return number
-
-
-def _time(value: object) -> datetime:
-    time: datetime = _parsed(value, datetime.fromisoformat, "a time with its zone")
-    if time.tzinfo is None:
-        raise BadValue("must be a time with its zone")
-    return time
-
-
-def _bytes(value: object) -> bytes:
-    try:
-        return base64.b64decode(_typed(value, str, "base64"), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BadValue("must be base64") from error
-
-
-_PARSERS: Final[tuple[tuple[type, Callable[[object], Any]], ...]] = (
-    (Uuid, lambda value: _parsed(value, UUID, "a UUID")),
-    (Boolean, lambda value: _typed(value, bool, "true or false")),
-    (Double, _number),
-    (Numeric, _decimal),
-    (DateTime, _time),
-    (LargeBinary, _bytes),
-    (Text, _text),
-)
-"""Types of columns, with the function that reads a value; in this order, since a Double is a Numeric, too."""
 
 
 def row_of(kind: str, fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 
 from server.store.administration import usage_days
 from server.store.content.responses import tenants
-from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, count_added
+from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, adding
 from server.store.transfer.columns import TABLES, columns_of
 
 _SIZES: Final = {
@@ -21,21 +21,17 @@ _SIZES: Final = {
     "response.item": ITEM_BYTES,
     "response.stream": "size",
 }
-_USE = text(
-    """
+_USE = text("""
     insert into item_images (tenant, owner, item_id, digest)
     values (:tenant, :owner, :item_id, :digest) on conflict do nothing
-    """
-)
+""")
 _HAS_IMAGE = text("select 1 from images where tenant = :tenant and digest = :digest for share")
-_OTHERS = text(
-    """
+_OTHERS = text("""
     select 'response' as kind, r.id from responses r
     where r.tenant = any(cast(:others as text[])) and r.id = any(cast(:ids as uuid[]))
     union all select 'conversation', c.id from conversations c
     where c.tenant <> :tenant and c.id = any(cast(:ids as uuid[])) limit 1
-    """
-)
+""")
 
 
 @cache
@@ -47,17 +43,15 @@ def _insertion(kind: str) -> TextClause:
     )
     names = ", ".join(column.name for column in columns)
     insert = (
-        f"insert into {TABLES[kind].name} (tenant, {names}) values (:tenant, {values})"  # noqa: S608
+        f"insert into {TABLES[kind].name} (tenant, {names}) values (:tenant, {values})"
         f" on conflict do nothing returning {usage_days.RETURNED if kind == 'usage' else 'tenant'}"
     )
     if kind == "usage":
-        return text(
-            f"with metered as ({insert}), added as ({usage_days.ADD}) select count(*) from metered"  # noqa: S608
-        )
+        return text(f"with metered as ({insert}), added as ({usage_days.ADD}) select count(*) from metered")
     size = _SIZES.get(kind)
     if size is None:
-        return text(f"with changed as ({insert}) select count(*) from changed")  # noqa: S608
-    return text(count_added(f"{insert}, {size} as bytes"))
+        return text(f"with changed as ({insert}) select count(*) from changed")
+    return adding(f"{insert}, {size} as bytes")
 
 
 def insert_row(connection: Connection, tenant: str, kind: str, row: Mapping[str, Any]) -> bool:

@@ -6,6 +6,8 @@ rows are in memory at a time.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, text
@@ -13,14 +15,10 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
-from server.store.timeout_connection import psycopg_connection
+from server.store.log_read import FOLDED_ROWS
 from server.store.transfer.columns import TABLES, columns_of
 
-_LIMITS: Final = {
-    "statement_timeout": "0",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "0",
-}
+_LIMITS: Final = {"statement_timeout": "0", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "0"}
 _PATIENCE_S: Final = 3600.0
 """The time for one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
@@ -42,7 +40,7 @@ _OWN: Final = {
                 or exists (select from conversation_items i
                     where i.tenant = u.tenant and i.conversation_id = u.owner and i.id = u.item_id
                         and {BROUGHT_BY_USER})))
-    """,  # noqa: S608 - constants of ours
+    """,
     "prompt": "false",
     "conversation": f"""
         exists (select from conversation_items i where i.tenant = t.tenant and i.conversation_id = t.id
@@ -68,23 +66,29 @@ _PICTURES: Final = """
     , array(select encode(u.digest, 'hex') from item_images u where u.tenant = t.tenant
         and u.owner = {owner} and u.item_id = t.id and u.removed_at is null order by 1) as pictures
 """
-_UNFINISHED = text(
-    f"""
+_UNFOLDED: Final = f"""(
+    select h.tenant, h.response_id, max(first_seq + n) - 1 as last_seq, 2 as codec, {FOLDED_ROWS} as body,
+        (select r.finished_at from responses r where r.tenant = h.tenant and r.id = h.response_id)
+            as finished_at,
+        octet_length({FOLDED_ROWS}) as size
+    from response_events_hot h group by h.tenant, h.response_id having sum(n) = max(first_seq + n)
+)"""
+"""Event logs whose rows are not folded yet, in the form of `response_streams`."""
+_UNFINISHED = text(f"""
     select count(*) from responses r where r.tenant = :tenant and not {_ENDED}
       and (cast(:user as text) is null or {OF_USER})
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 @contextmanager
 def export_snapshot(database: Database) -> Iterator[Connection]:
     """A connection in a transaction that sees one state of the database, for as long as it takes."""
-    with database.dedicated_connection("export", limits=_LIMITS) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = _PATIENCE_S
-        with connection.begin():
-            connection.execute(text("set transaction isolation level repeatable read, read only"))
-            yield connection
+    with (
+        database.dedicated_connection("export", limits=_LIMITS, patience=_PATIENCE_S) as connection,
+        connection.begin(),
+    ):
+        connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
 
 
 def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequence[Any]]:
@@ -99,14 +103,15 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
         conditions.append(_OWN[kind])
     table = TABLES[kind]
     key = ", ".join(f"t.{column.name}" for column in table.primary_key)
-    query = f"select {shown}{pictures} from {table.name} t where {' and '.join(conditions)} order by {key}"  # noqa: S608
     fetched = {"yield_per": _FETCHED.get(kind, _DEFAULT_FETCHED)}
-    result = connection.execute(text(query), subject.parameters, execution_options=fetched)
-    for row in result:
+    results = []
+    for source in (table.name, _UNFOLDED) if kind == "response.stream" else (table.name,):
+        query = f"select {shown}{pictures} from {source} t where {' and '.join(conditions)} order by {key}"
+        results.append(connection.execute(text(query), subject.parameters, execution_options=fetched))
+    for row in results[0] if len(results) == 1 else merge(*results, key=itemgetter(0)):
         yield tuple(row)
 
 
 def count_unfinished(connection: Connection, subject: Subject) -> int:
     """The responses that have not ended and are left out."""
-    count: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
-    return count
+    return int(connection.execute(_UNFINISHED, subject.parameters).scalar_one())

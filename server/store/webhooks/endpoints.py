@@ -32,7 +32,6 @@ class StoredEndpoint:
     created_at: datetime
     updated_at: datetime
     old_secret_until: datetime | None
-    """Until when the secret before the last rotation signs, too."""
     disabled_at: datetime | None
     disabled_reason: str | None
 
@@ -145,12 +144,10 @@ def delete_endpoint(connection: Connection, endpoint: UUID) -> None:
     connection.execute(delete(webhook_endpoints).where(_COLUMNS.id == endpoint))
 
 
-_SECRETS = text(
-    """
+_SECRETS = text("""
     select secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhook_endpoints where id = :id
-    """
-)
+""")
 
 
 def sealed_secrets(connection: Connection, endpoint: UUID) -> list[str]:

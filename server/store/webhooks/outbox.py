@@ -13,7 +13,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store import arrays
 from server.store.content.responses import ResponseKey
+from server.store.keyset_page import distinct
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""
@@ -22,14 +24,11 @@ ENDED_KEPT = timedelta(days=7)
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
-"""Rows that one statement gives up or deletes."""
-
-_ENQUEUE = text(
-    f"""
+_ENQUEUE = text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
                gen_random_uuid() as event_id
-        from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
+        from {arrays.unnest("k", ResponseKey)}
         join responses r on r.tenant = k.tenant and r.id = k.id
         where exists (select from webhook_endpoints)
           and r.finished_at is not null and r.deleted_at is null and r.choice is null)
@@ -39,19 +38,16 @@ _ENQUEUE = text(
            clock_timestamp() + interval '{RETRIED_FOR.days} days'
     from ended e join webhook_endpoints w on w.tenant = e.tenant
     where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
     """Adds deliveries of the ends of these responses, in the transaction that ends them; returns how many.
-
     Responses that are not stored, deleted, or choices of chat completions have none.
     """
     if not ended:
         return 0
-    keys = {"tenants": [key.tenant for key in ended], "ids": [key.id for key in ended]}
-    return connection.execute(_ENQUEUE, keys).rowcount
+    return connection.execute(_ENQUEUE, arrays.fields(ResponseKey, ended)).rowcount
 
 
 class Claimed(NamedTuple):
@@ -65,26 +61,15 @@ class Claimed(NamedTuple):
     type: str
     created_at: datetime
     attempt: int
-    """1 for the first."""
     url: str
     secret: str
     old_secret: str | None
     """Sealed, as `secret`."""
 
 
-_WAITING = """
-    waiting (endpoint_id) as (
-        (select endpoint_id from webhook_deliveries where next_attempt_at is not null
-         order by endpoint_id limit 1)
-        union all
-        select (select d.endpoint_id from webhook_deliveries d
-                where d.next_attempt_at is not null and d.endpoint_id > w.endpoint_id
-                order by d.endpoint_id limit 1)
-        from waiting w where w.endpoint_id is not null)
-"""
-"""The endpoints with deliveries that wait: a loose scan of the index of due ones."""
-_DUE_ENDPOINTS = text(
-    f"""
+_WAITING = distinct("waiting", "endpoint_id", "webhook_deliveries", "next_attempt_at is not null")
+"""The endpoints with deliveries that wait, by the index of due ones."""
+_DUE_ENDPOINTS = text(f"""
     with recursive {_WAITING}
     select w.id from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
     where w.disabled_at is null and exists (
@@ -93,8 +78,7 @@ _DUE_ENDPOINTS = text(
     order by exists (
         select from webhook_deliveries d
         where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def due_endpoints(connection: Connection) -> list[UUID]:
@@ -102,8 +86,7 @@ def due_endpoints(connection: Connection) -> list[UUID]:
     return list(connection.scalars(_DUE_ENDPOINTS))
 
 
-_CLAIM = text(
-    """
+_CLAIM = text("""
     with candidates as materialized (
         select c.*, row_number() over (partition by w.id order by c.next_attempt_at) as of_endpoint
         from unnest(cast(:endpoints as uuid[]), cast(:room as integer[])) as w (id, room)
@@ -125,8 +108,7 @@ _CLAIM = text(
         returning d.tenant, d.id, d.endpoint_id, d.event_id, d.response_id, d.type, d.created_at, d.attempts)
     select d.*, w.url, w.secret, case when w.old_secret_until > clock_timestamp() then w.old_secret end
     from claimed d join webhook_endpoints w on w.tenant = d.tenant and w.id = d.endpoint_id
-    """
-)
+""")
 
 
 def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
@@ -153,8 +135,7 @@ class AttemptResult:
     """Until the next attempt, of one that failed."""
 
 
-_SETTLE = text(
-    """
+_SETTLE = text(f"""
     update webhook_deliveries d set
         last_attempt_at = clock_timestamp(), last_status = s.status, last_error = s.error,
         delivered_at = case when s.error is null then clock_timestamp() end,
@@ -162,29 +143,19 @@ _SETTLE = text(
             then clock_timestamp() end,
         next_attempt_at = case when s.error is not null and clock_timestamp() + s.pause <= d.give_up_at
             then clock_timestamp() + s.pause end
-    from unnest(cast(:tenants as text[]), cast(:ids as uuid[]), cast(:attempts as integer[]),
-                cast(:statuses as integer[]), cast(:errors as text[]), cast(:pauses as interval[]))
-        as s (tenant, id, attempt, status, error, pause)
+    from {arrays.unnest("s", AttemptResult)}
     where d.tenant = s.tenant and d.id = s.id and d.delivered_at is null
       and (s.error is null or d.attempts = s.attempt)
     returning d.tenant, d.given_up_at is not null
-    """
-)
+""")
 
 
 def settle(connection: Connection, results: Sequence[AttemptResult]) -> int:
     """Writes the results of attempts; returns how many of the deliveries are given up with them."""
     if not results:
         return 0
-    parameters = {
-        "tenants": [result.tenant for result in results],
-        "ids": [result.id for result in results],
-        "attempts": [result.attempt for result in results],
-        "statuses": [result.status for result in results],
-        "errors": [result.error for result in results],
-        "pauses": [result.pause for result in results],
-    }
-    return sum(given_up for _, given_up in connection.execute(_SETTLE, parameters))
+    settled = connection.execute(_SETTLE, arrays.fields(AttemptResult, results))
+    return sum(given_up for _, given_up in settled)
 
 
 class GivenUp(NamedTuple):
@@ -196,8 +167,7 @@ class GivenUp(NamedTuple):
 
 
 DELETED, LATE, TOO_MANY = "the endpoint was deleted", "its time is over", "too many wait"
-_GIVE_UP = text(
-    f"""
+_GIVE_UP = text(f"""
     with recursive {_WAITING},
     unwanted as materialized (
         select d.tenant, d.id, case when w.id is null then '{DELETED}'
@@ -218,8 +188,7 @@ _GIVE_UP = text(
         from unwanted u where d.tenant = u.tenant and d.id = u.id and d.next_attempt_at is not null
         returning d.endpoint_id, u.reason)
     select endpoint_id, count(*), reason from given_up group by endpoint_id, reason
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
@@ -230,15 +199,13 @@ def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[Gi
     return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
 
 
-_DELETE_OLD = text(
-    f"""
+_DELETE_OLD = text(f"""
     delete from webhook_deliveries where (tenant, id) in (
         select tenant, id from webhook_deliveries
         where next_attempt_at is null
           and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{ENDED_KEPT.days} days'
         limit {_BATCH} for update skip locked)
-    """  # noqa: S608 - constants of ours
-)
+""")
 
 
 def delete_ended(connection: Connection) -> bool:
@@ -254,12 +221,10 @@ class Pending(NamedTuple):
     """Since the end of the oldest one's response; 0 without any."""
 
 
-_PENDING = text(
-    """
+_PENDING = text("""
     select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)
     from (select created_at from webhook_deliveries where next_attempt_at is not null limit :most) waiting
-    """
-)
+""")
 MAX_COUNTED = 100_000
 
 

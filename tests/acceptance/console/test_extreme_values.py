@@ -39,7 +39,7 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "/tenants": ("after",),
     "/keys": ("tenant", "state", "after"),
     "/prices": ("model",),
-    "/trail": (*trail._FIELDS, "after"),
+    "/trail": (*trail.FIELDS, "after"),
     "/sql": ("question", "view"),
     "/compare": ("a", "b"),
     "/playground": ("response",),

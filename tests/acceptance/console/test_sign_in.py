@@ -7,7 +7,8 @@ import httpx
 import psycopg
 import pytest
 
-from server.console.routes import PAGES, ConsolePage
+from server.console.console_request import ConsolePage
+from server.console.routes import PAGES
 from tests.acceptance.console.conftest import Operated
 from tests.fix_server import StartServer
 from tests.support.server_process import ServerProcess, run_command

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from starlette.responses import Response
 
 from server.delivery.follower import Follower
-from server.delivery.hub import Channel, Hub
+from server.delivery.hub import TAIL_FRAMES, Channel, Hub
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.answers import EventStream, FinalResponse, StreamPosition
 from server.store.database import Database
@@ -74,14 +75,14 @@ class Reading:
 
 
 @contextmanager
-def elsewhere(url: str) -> Iterator[Elsewhere]:
-    """Another replica."""
+def elsewhere(url: str, tail_frames: int = TAIL_FRAMES, **pauses: Any) -> Iterator[Elsewhere]:
+    """Another replica; `pauses` are those of its follower."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
-    hub = Hub(loop)
+    hub = Hub(loop, tail_frames)
     here: set[UUID] = set()
-    follower = Follower(database, hub, here.__contains__, lambda: None)
+    follower = Follower(database, hub, here.__contains__, lambda: None, **pauses)
     thread.start()
     follower.start()
     try:

@@ -30,12 +30,9 @@ def bench(database_url: str) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def other(bench: Bench, monkeypatch: pytest.MonkeyPatch, database_url: str) -> Iterator[Elsewhere]:
+def other(bench: Bench, database_url: str) -> Iterator[Elsewhere]:
     """Another replica, which reads no log but for a new reader."""
-    monkeypatch.setattr(follower, "MIN_POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(follower, "MAX_POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(follower, "IDLE_SECONDS", 3600.0)
-    with elsewhere(database_url) as made:
+    with elsewhere(database_url, pause=lambda _seconds, _quiet: 3600.0, idle_seconds=3600.0) as made:
         yield made
 
 
@@ -96,16 +93,15 @@ def test_many_streams_are_followed_and_none_gets_anothers_events(bench: Bench, p
 
 
 def test_more_than_a_channel_keeps_reaches_a_reader_whole(
-    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.delivery.hub.TAIL_FRAMES", 3)
-    monkeypatch.setattr("server.delivery.stored_responses.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.PAGE_EVENTS", 7)
-    run = bench.begin()
-    reading = polling.stream(run.facts.id)
-    speak(bench, run, "a" * 40, "b" * 40)
-    bench.feed(tokens(run, say("c" * 40)), finished(run))
-    assert reading.whole.result(30) == everything(bench, run)
+    with elsewhere(database_url, tail_frames=3) as polling:
+        run = bench.begin()
+        reading = polling.stream(run.facts.id)
+        speak(bench, run, "a" * 40, "b" * 40)
+        bench.feed(tokens(run, say("c" * 40)), finished(run))
+        assert reading.whole.result(30) == everything(bench, run)
 
 
 def test_a_deleted_response_ends_its_readers(bench: Bench, polling: Elsewhere) -> None:
@@ -176,8 +172,16 @@ def test_a_response_that_nobody_runs_is_waited_for(bench: Bench, polling: Elsewh
     assert reading.whole.result(30) == everything(bench, run)
 
 
-def test_events_are_not_lost_when_the_database_is_away(
-    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationalError("read", None, psycopg.OperationalError("nobody is there")),
+        RuntimeError("A mistake of ours."),
+    ],
+    ids=["the database is away", "a mistake of ours"],
+)
+def test_events_are_not_lost_when_a_read_fails(
+    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     run = bench.begin()
     reading = polling.stream(run.facts.id)
@@ -186,7 +190,7 @@ def test_events_are_not_lost_when_the_database_is_away(
 
     def fail(*_arguments: object) -> None:
         tries.append(True)
-        raise OperationalError("read", None, psycopg.OperationalError("nobody is there"))
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(log_read, "read_updates", fail)
@@ -194,23 +198,4 @@ def test_events_are_not_lost_when_the_database_is_away(
         eventually(lambda: tries)
     eventually(lambda: reading.text == "untold ")
     bench.feed(finished(run))
-    assert reading.whole.result(30) == everything(bench, run)
-
-
-def test_a_mistake_of_ours_does_not_end_the_thread(
-    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = bench.begin()
-    reading = polling.stream(run.facts.id)
-    eventually(lambda: reading.channel.next_seq == 2)
-    tries: list[bool] = []
-
-    def fail(*_arguments: object) -> None:
-        tries.append(True)
-        raise RuntimeError("A mistake of ours.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log_read, "read_updates", fail)
-        eventually(lambda: tries)
-    bench.feed(tokens(run, say("on")), finished(run))
     assert reading.whole.result(30) == everything(bench, run)

@@ -145,9 +145,9 @@ def test_a_start_stops_an_orphan_that_does_not_shut_down_when_asked(
 
 def test_stop_leaves_nothing_when_the_watcher_was_killed(made_dir: Path) -> None:
     with EmbeddedPostgres(made_dir, options=CRASH_SAFE) as postgres:
-        assert postgres._watcher is not None
-        kill_9(postgres._watcher.pid)
-        postgres._watcher.wait()
+        assert postgres.watcher is not None
+        kill_9(postgres.watcher.pid)
+        postgres.watcher.wait()
         assert is_running(made_dir)
     assert not is_running(made_dir)
 

@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -18,10 +20,10 @@ import psycopg
 import pytest
 
 from server.embedded_postgres import binaries as postgres_binaries
-from server.embedded_postgres import data_directory, embedded_server
+from server.embedded_postgres import data_directory
 from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for, psql_command
 from server.embedded_postgres.data_directory import ClusterDirectory
-from server.embedded_postgres.embedded_server import EmbeddedPostgres, ServerState
+from server.embedded_postgres.embedded_server import EmbeddedPostgres, ServerState, try_to_connect
 from server.embedded_postgres.system_account import Account, EmbeddedError, account_for, default_data_dir
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
@@ -91,14 +93,28 @@ def test_a_failed_start_tells_postgres_s_complaint_and_leaves_nothing_behind(emb
         assert postgres.is_owner
 
 
-def test_a_start_says_once_that_postgres_is_recovering(
-    made_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres:
-        reaches = iter(
-            [ServerState("down"), ServerState("recovering"), ServerState("recovering"), ServerState("up")]
-        )
-        monkeypatch.setattr(embedded_server, "probe", lambda _url: next(reaches))
+class Probe:
+    """Says the states that it was told, one after the other; before that, of a start that it goes on."""
+
+    def __init__(self) -> None:
+        self.states: Iterator[ServerState] | None = None
+        self.asked = threading.Event()
+
+    def say(self, *states: Literal["down", "starting", "recovering", "up"]) -> None:
+        self.states = map(ServerState, states)
+
+    def __call__(self, url: str) -> ServerState:
+        if self.states is None:
+            reach = try_to_connect(url)
+            return ServerState("starting") if reach.state == "down" else reach
+        self.asked.set()
+        return next(self.states)
+
+
+def test_a_start_says_once_that_postgres_is_recovering(made_dir: Path) -> None:
+    probe = Probe()
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY, probe=probe) as postgres:
+        probe.say("down", "recovering", "recovering", "up")
         said: list[str] = []
         postgres.ensure(said.append)
         assert said == ["recovering after a crash"]
@@ -106,27 +122,24 @@ def test_a_start_says_once_that_postgres_is_recovering(
 
 @pytest.mark.parametrize("state", ["starting", "recovering"])
 def test_a_start_waits_for_a_recovery_however_long_it_takes(
-    made_dir: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["starting", "recovering"]
+    made_dir: Path, state: Literal["starting", "recovering"]
 ) -> None:
-    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres:
-        reaches = iter([ServerState(state), ServerState(state), ServerState("up"), ServerState(state)])
-        monkeypatch.setattr(embedded_server, "probe", lambda _url: next(reaches))
-        monkeypatch.setattr(postgres, "_start_timeout_s", -1.0)
+    probe = Probe()
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY, start_timeout_s=-1.0, probe=probe) as postgres:
+        probe.say(state, state, "up", state)
         postgres.ensure()
-        assert next(reaches).state == state
+        assert probe(postgres.url).state == state
 
 
-def test_a_stop_ends_the_wait_for_a_recovery(made_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres, ThreadPoolExecutor(1) as pool:
-        asked = threading.Event()
-
-        def recovers(_url: str) -> ServerState:
-            asked.set()
-            return ServerState("recovering")
-
-        monkeypatch.setattr(embedded_server, "probe", recovers)
+def test_a_stop_ends_the_wait_for_a_recovery(made_dir: Path) -> None:
+    probe = Probe()
+    with (
+        EmbeddedPostgres(made_dir, options=IN_A_HURRY, probe=probe) as postgres,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        probe.states = repeat(ServerState("recovering"))
         waiting = pool.submit(postgres.ensure)
-        assert asked.wait(10)
+        assert probe.asked.wait(10)
         postgres.stop()
         with pytest.raises(EmbeddedError, match="was stopped"):
             waiting.result(10)
@@ -199,11 +212,16 @@ def test_a_user_without_a_passwd_entry_is_told_so(embedded_dir: Path) -> None:
         )
 
 
-def test_a_missing_postgres_is_answered_with_what_to_install(
-    embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _without_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no Postgres is installed."""
     monkeypatch.setattr(postgres_binaries, "WHEEL", "a_package_that_is_not_there")
     monkeypatch.setattr(postgres_binaries, "SYSTEM_INSTALLS", Path("/nowhere"))
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+@pytest.mark.usefixtures("_without_postgres")
+def test_a_missing_postgres_is_answered_with_what_to_install(embedded_dir: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"the extra `embedded`.*DATABASE_URL"):
         EmbeddedPostgres(embedded_dir).start()
     with pytest.raises(EmbeddedError, match="PGBIN is /nowhere"):
@@ -240,14 +258,18 @@ def test_a_socket_directory_that_others_may_enter_is_refused(embedded_dir: Path)
         sockets.rmdir()
 
 
-def test_a_log_that_has_grown_too_large_starts_anew(made_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_directory, "MAX_LOG_BYTES", 10)
+def test_a_log_that_has_grown_too_large_starts_anew(made_dir: Path) -> None:
+    log, earlier = made_dir / "postgres.log", made_dir / "postgres.log.1"
     for _ in range(2):
         with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
             pass
-    log, earlier = made_dir / "postgres.log", made_dir / "postgres.log.1"
+    starts = log.read_text().count("starting PostgreSQL")
+    assert starts >= 2
+    os.truncate(log, data_directory.MAX_LOG_BYTES + 1)  # with zeros behind what it says
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
+        pass
     assert log.read_text().count("starting PostgreSQL") == 1
-    assert earlier.read_text().count("starting PostgreSQL") == 1
+    assert earlier.read_text().count("starting PostgreSQL") == starts
 
 
 def test_psql_opens_the_same_database(cluster: EmbeddedPostgres) -> None:
@@ -274,9 +296,8 @@ def test_password_is_given_to_psql_where_nobody_else_reads_it(url: str) -> None:
     assert kept == {"user": "me", "host": "db", "port": "5433", "dbname": "x", "sslmode": "require"}
 
 
-def test_psql_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_binaries, "WHEEL", "a_package_that_is_not_there")
-    monkeypatch.setattr(shutil, "which", lambda _name: None)
+@pytest.mark.usefixtures("_without_postgres")
+def test_psql_is_named_when_it_is_missing() -> None:
     with pytest.raises(EmbeddedError, match="There is no psql here"):
         psql_command("postgresql://postgres@/holdfast")
 

@@ -24,6 +24,7 @@ from server.outbound_http.guarded_http import (
     guarded_client,
     look_up,
 )
+from tests.support.no_thread import no_new_threads
 
 Answer = Callable[[bytes], Iterator[bytes]]
 
@@ -271,16 +272,12 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
     over.set()
 
 
-def test_a_lookup_that_no_thread_can_make_leaves_room_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_a_lookup_that_no_thread_can_make_leaves_room_for_later_ones() -> None:
     async def look_up_many() -> list[list[str]]:
         async with asyncio.timeout(5):
             return [await look_up("localhost", 80) for _ in range(40)]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+    with no_new_threads():
         assert asyncio.run(look_up_many()) == [[]] * 40
     assert all(asyncio.run(look_up_many()))
 

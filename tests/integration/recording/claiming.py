@@ -27,6 +27,7 @@ from server.model_formats.model_format import (
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import render
+from server.recording.committer import CommitLimits
 from server.recovery.claimer import Claimer
 from server.store import log_append
 from tests.integration.recording.recorded import Bench, recording
@@ -60,6 +61,8 @@ class StillEngine:
 
     requests: list[EngineRequest] = field(default_factory=list)
     refusal: str | None = None
+    broken_by: str | None = None
+    """The request that brings out a mistake."""
     model_info: ModelInfo = MODEL_INFO
     image_text: Any = None
 
@@ -68,6 +71,8 @@ class StillEngine:
     def submit(self, request: Any) -> None:
         if self.refusal is not None:
             raise RequestRefused(self.refusal, "No.")  # type: ignore[arg-type]
+        if request.request_id == self.broken_by:
+            raise KeyError(request.request_id)
         self.requests.append(request)
 
     def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None: ...
@@ -163,11 +168,18 @@ class Taking:
 
 
 @contextmanager
-def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
-    with recording(url) as bench:
+def taking(
+    url: str,
+    model_format: ModelFormat | None = None,
+    *,
+    commits: CommitLimits | None = None,
+    claimer_class: type[Claimer] = Claimer,
+    **limits: Any,
+) -> Iterator[Taking]:
+    with recording(url, limits=commits) as bench:
         engine = StillEngine(model_info=limits.pop("model_info", MODEL_INFO))
         served = LoadedModel(name="model", engine=engine, model_format=model_format or SpelledFormat())
-        claimer = Claimer(
+        claimer = claimer_class(
             bench.database,
             bench.replica,
             served,

@@ -6,6 +6,7 @@ from tests.integration.recording.recorded import Bench, recording
 
 
 @pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    with recording(database_url) as made:
+def bench(database_url: str, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A recorder; a test may give its `CommitLimits` as the parameter `bench`."""
+    with recording(database_url, limits=getattr(request, "param", None)) as made:
         yield made

@@ -94,12 +94,17 @@ class Bench:
 
 
 @contextmanager
-def recording(url: str) -> Iterator[Bench]:
-    """A started recorder, stopped at the end."""
-    database = Database(url, pool_size=4)
+def recording(
+    url: str,
+    database_class: type[Database] = Database,
+    recorder_class: type[Recorder] = Recorder,
+    **parts: Any,
+) -> Iterator[Bench]:
+    """A started recorder, stopped at the end; `parts` are further arguments of it."""
+    database = database_class(url, pool_size=4)
     replica = register(database)
     hub, listener = SpyHub(), Listener()
-    recorder = Recorder(database, replica, hub, listener)
+    recorder = recorder_class(database, replica, hub, listener, **parts)
     handled: list[RecorderMessage] = []
     process = recorder.process
 

@@ -13,7 +13,7 @@ from server.maintenance.audit_responses import INVARIANTS, AuditLimits
 from server.maintenance.audit_responses import check as check_response
 from server.protocol.ids import new_uuid
 from server.store import audit_snapshot
-from server.store.audit_snapshot import Scope
+from server.store.audit_snapshot import PAGE, Scope
 from server.store.content import deletion, responses
 from server.store.database import Database, clock
 from server.store.timeout_connection import REQUEST_TIMEOUTS, TimeoutConnection
@@ -196,29 +196,26 @@ def test_nothing_is_wrong_at_any_step_of_a_purge(bench: Bench, database_url: str
     assert bench.counts()["items"] == 0
 
 
-def audited(database: Database, scope: Scope) -> list[UUID]:
+def audited(database: Database, scope: Scope, page: int = PAGE) -> list[UUID]:
     with database.dedicated_connection("audit") as connection:
         with audit_snapshot.snapshot(connection):
             names = [scope.tenant] if scope.tenant else responses.tenants(connection)
         return [
             response.stored.id
             for tenant in names
-            for response, _ in audit_snapshot.responses(connection, tenant, scope, 30)
+            for response, _ in audit_snapshot.responses(connection, tenant, scope, 30, page)
         ]
 
 
 @pytest.mark.parametrize("page", [1, 3, 100])
-def test_every_response_in_scope_is_audited_once_newest_first(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
-) -> None:
-    monkeypatch.setattr(audit_snapshot, "PAGE", page)
+def test_every_response_in_scope_is_audited_once_newest_first(bench: Bench, page: int) -> None:
     made = [answer(bench, tenant=tenant) for tenant in ("a", "a", "a", "a", "a", "b", "c")]
     ours = made[4::-1]
-    assert audited(bench.database, Scope()) == [*ours, made[5], made[6]]
-    assert audited(bench.database, Scope(tenant="b")) == [made[5]]
-    assert audited(bench.database, Scope(tenant="nobody")) == []
-    assert audited(bench.database, Scope(limit=2)) == [*ours[:2], made[5], made[6]]
-    assert audited(bench.database, Scope(limit=3, tenant="a")) == ours[:3]
+    assert audited(bench.database, Scope(), page) == [*ours, made[5], made[6]]
+    assert audited(bench.database, Scope(tenant="b"), page) == [made[5]]
+    assert audited(bench.database, Scope(tenant="nobody"), page) == []
+    assert audited(bench.database, Scope(limit=2), page) == [*ours[:2], made[5], made[6]]
+    assert audited(bench.database, Scope(limit=3, tenant="a"), page) == ours[:3]
 
 
 def test_only_responses_made_since_then_are_audited(bench: Bench, database_url: str) -> None:

@@ -1,8 +1,12 @@
 """When a replica looks at the queue, for what, and when it tells others."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 
-from server.recovery import claimer
+from server.recovery.claimer import THOROUGH_POLLS, Claimer
+from server.store.cluster import claims
 from tests.integration.recording.claiming import taking
 from tests.support.eventually import eventually
 
@@ -22,30 +26,44 @@ def test_a_replica_without_room_tells_others_of_what_it_has_queued_and_of_nothin
         assert at.engine.requests == []
 
 
+class Looking(Claimer):
+    """Notes when it would claim, and whether what is to be ended, too."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.looked: list[bool] = []
+
+    def claim_all(self, *, ends: bool = True) -> bool:
+        self.looked.append(ends)
+        return False
+
+
 def test_of_several_replicas_the_first_one_looks_for_what_is_to_be_ended_at_every_poll(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
-    monkeypatch.setattr(claimer, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(claimer, "THOROUGH_POLLS", 10**9)
-    with taking(database_url) as at:
-        looked: list[bool] = []
-        monkeypatch.setattr(at.claimer, "claim_all", lambda *, ends: looked.append(ends))
+    with taking(database_url, claimer_class=Looking, poll_seconds=0.01) as at:
+        looked = cast("Looking", at.claimer).looked
         at.leave([])
         at.claimer.start()
-        eventually(lambda: len(looked) >= 3)
-        assert looked[:3] == [True, False, False]
+        eventually(lambda: len(looked) > 2 * THOROUGH_POLLS)
+        assert looked[0], "the first look is thorough"
+        assert looked[1 : 2 * THOROUGH_POLLS].count(True) <= 2
         at.claimer.set_first(True)
-        eventually(lambda: looked[-1])
+        eventually(lambda: all(looked[-THOROUGH_POLLS:]))
         at.claimer.stop()
 
 
 def test_nothing_is_claimed_from_an_empty_queue(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[bool] = []
-    with taking(database_url) as at:
-        monkeypatch.setattr(at.claimer, "claim_all", lambda *, ends: looked.append(ends))
+    with taking(database_url, claimer_class=Looking, poll_seconds=0.01) as at:
         polls: list[bool] = []
-        monkeypatch.setattr(at.claimer._unserved_queue, "check", lambda: polls.append(True))
+        asked = at.bench.database.autocommit
+
+        def ask(work: Callable[..., Any]) -> Any:
+            polls.append(work is claims.is_waiting)
+            return asked(work)
+
+        monkeypatch.setattr(at.bench.database, "autocommit", ask)
         at.claimer.start()
-        eventually(lambda: polls)
+        eventually(lambda: polls.count(True) >= 3)
         at.claimer.stop()
-    assert looked == []
+        assert cast("Looking", at.claimer).looked == []

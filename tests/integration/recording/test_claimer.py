@@ -91,11 +91,8 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
         assert types == ["response.created", "response.queued", "response.incomplete"]
 
 
-def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.recovery.claimer.POLL_SECONDS", 3600.0)
-    with taking(database_url) as at:
+def test_what_waited_for_a_replica_to_start_is_claimed_at_once(database_url: str) -> None:
+    with taking(database_url, poll_seconds=3600.0) as at:
         run = accept(at.bench.database, at.bench.replica, background=True)
         at.claimer.start()
         try:
@@ -104,6 +101,21 @@ def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
             at.claimer.stop()
         at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
+
+
+def test_a_response_of_which_too_many_died_is_not_run_by_a_look_for_those_that_wait(
+    database_url: str,
+) -> None:
+    """Only a thorough look ends it; until then it is nobody's."""
+    with taking(database_url, max_deaths=3) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        with at.bench.database.begin() as connection:
+            connection.exec_driver_sql("update responses set deaths = 3")
+        at.claimer.claim_all(ends=False)
+        assert at.engine.requests == []
+        at.claimer.claim_all()
+        assert at.engine.requests == []
+        check_end(at.bench, run.facts.id, [], "failed")
 
 
 def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:

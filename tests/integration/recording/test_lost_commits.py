@@ -12,7 +12,7 @@ import pytest
 
 from server.generation.run import Run
 from server.protocol.responses.events import event_type
-from server.recording import recent_commits
+from server.recording.committer import CommitLimits
 from server.store.timeout_connection import TimeoutConnection
 from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
@@ -69,11 +69,11 @@ def test_commits_that_postgres_forgot_are_made_again(
         check(bench, run, "Hello there!")
 
 
+@pytest.mark.parametrize("bench", [CommitLimits(fresh_seconds=0.0)], indirect=True, ids=["probed"])
 def test_commits_forgotten_while_no_run_had_news_are_made_again_although_the_connection_was_replaced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TimeoutConnection, "responds", lambda _connection: False)
-    monkeypatch.setattr("server.recording.committer._FRESH_SECONDS", 0.0)
     run = bench.begin()
     bench.feed(tokens(run, say("Hello")))
     bench.feed(tokens(run, say(" there")))
@@ -130,10 +130,8 @@ def test_an_end_that_postgres_forgot_is_made_again_before_others_go_on_with_the_
     check(bench, run, "Hello there!")
 
 
-def test_a_response_whose_forgotten_events_nobody_has_any_more_fails_and_says_why(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recent_commits, "MAX_BYTES", 0)
+@pytest.mark.parametrize("bench", [CommitLimits(recent_bytes=0)], indirect=True, ids=["forgetful"])
+def test_a_response_whose_forgotten_events_nobody_has_any_more_fails_and_says_why(bench: Bench) -> None:
     run, other = bench.begin(), bench.begin()
     for word in WORDS[:3]:
         bench.feed(tokens(run, say(word)))
@@ -175,7 +173,7 @@ def test_a_log_with_a_gap_never_ends_as_completed_and_stays_as_it_is(
     assert gone[0] not in [event.sequence_number for event in stored]
     assert msgspec.json.decode(stored[-1].body)["response"]["error"]["code"] == "events_lost"
     assert bench.counts()["response_streams"] == 0
-    assert "events are missing in the log of" in caplog.text
+    assert "cannot be stored: LogGap" in caplog.text
     assert any(f"events {gone[0]} to " in violation.sentence for violation in find(bench.database.url))
 
 

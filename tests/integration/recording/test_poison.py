@@ -7,7 +7,7 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import EngineRequest, Finished, TokenUsage
+from engine.request import Finished, TokenUsage
 from server.recovery.claimer import CANNOT_GO_ON
 from tests.integration.recording.claiming import check_end, taking
 from tests.integration.recording.recorded import Bench
@@ -133,19 +133,10 @@ def status_of(connection: psycopg.Connection, response: UUID) -> str:
     return str(row[0])
 
 
-def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(database_url: str) -> None:
     with taking(database_url) as at:
         bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
-        submit = at.engine.submit
-
-        def broken(engine_request: EngineRequest) -> None:
-            if engine_request.request_id == bad.engine_request_id:
-                raise KeyError(engine_request.request_id)
-            submit(engine_request)
-
-        monkeypatch.setattr(at.engine, "submit", broken)
+        at.engine.broken_by = bad.engine_request_id
         at.claimer.claim_all()
         assert [engine_request.request_id for engine_request in at.engine.requests] == [
             good.engine_request_id

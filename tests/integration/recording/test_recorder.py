@@ -10,11 +10,11 @@ from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type
-from server.recording import inbox
+from server.recording.inbox import CommitPace, Inbox, Pause
 from server.recording.inbox_messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
-from tests.integration.recording.recorded import Bench, finished, tokens
+from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
 from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
@@ -84,23 +84,23 @@ def test_messages_that_gather_during_a_commit_are_the_next_commit(bench: Bench) 
     bench.recorder.deliver([finished(run) for run in (first, *others)])
 
 
-def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inbox, "PAUSE_FACTOR", 1e6)
-    monkeypatch.setattr(inbox, "MAX_PAUSE", 0.05)
-    monkeypatch.setattr(inbox, "_MAX_WAIT", 30.0)
-    run = bench.begin()
-    bench.recorder.deliver([tokens(run, say("a"))])
-    eventually(lambda: len(bench.hub.told) == 1)
-    bench.recorder.deliver([tokens(run, say("b"))])
-    time.sleep(0.3)
-    assert len(bench.hub.told) == 1
-    bench.recorder.deliver([tokens(run, say("c"))])
-    eventually(lambda: len(bench.hub.told) == 2)
-    assert text_of(bench, run) == "abc"
-    monkeypatch.undo()
-    bench.recorder.deliver([finished(run)])
+class ShortPauses(CommitPace):
+    def pause(self, *_commit: object) -> Pause:
+        return Pause(0.05, 0.0)
+
+
+def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(database_url: str) -> None:
+    with recording(database_url, inbox=Inbox(max_wait=30.0), pace=ShortPauses()) as bench:
+        run = bench.begin()
+        bench.recorder.deliver([tokens(run, say("a"))])
+        eventually(lambda: len(bench.hub.told) == 1)
+        bench.recorder.deliver([tokens(run, say("b"))])
+        time.sleep(0.3)
+        assert len(bench.hub.told) == 1
+        bench.recorder.deliver([tokens(run, say("c"))])
+        eventually(lambda: len(bench.hub.told) == 2)
+        assert text_of(bench, run) == "abc"
+        bench.recorder.deliver([finished(run)])
 
 
 @pytest.mark.parametrize(
@@ -239,24 +239,26 @@ def test_wait_idle_waits_for_the_end_of_every_run(bench: Bench) -> None:
     assert bench.recorder.active_runs() == []
 
 
-def test_a_run_that_begins_while_the_recorder_becomes_idle_is_waited_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = bench.accept()
-    deliver = Recorder.deliver
+def test_a_run_that_begins_while_the_recorder_becomes_idle_is_waited_for(database_url: str) -> None:
+    class IdleAtFirst(Recorder):
+        """Has an idle turn before the first delivery."""
 
-    def deliver_after_an_idle_turn(recorder: Recorder, messages: Sequence[RecorderMessage]) -> None:
-        deliver(recorder, [])
-        eventually(lambda: bench.hub.turns)
-        recorder.wait_idle(0.2)
-        deliver(recorder, messages)
+        has_begun = False
 
-    monkeypatch.setattr(Recorder, "deliver", deliver_after_an_idle_turn)
-    bench.recorder.start_run(run)
-    monkeypatch.undo()
-    assert not bench.recorder.wait_idle(0)
-    bench.recorder.deliver([finished(run)])
-    assert bench.recorder.wait_idle(10)
+        def deliver(self, messages: Sequence[RecorderMessage]) -> None:
+            if not self.has_begun:
+                self.has_begun = True
+                super().deliver([])
+                eventually(lambda: bench.hub.turns)
+                self.wait_idle(0.2)
+            super().deliver(messages)
+
+    with recording(database_url, recorder_class=IdleAtFirst) as bench:
+        run = bench.accept()
+        bench.recorder.start_run(run)
+        assert not bench.recorder.wait_idle(0)
+        bench.recorder.deliver([finished(run)])
+        assert bench.recorder.wait_idle(10)
 
 
 def test_a_deleted_response_leaves_no_row_after_its_end(bench: Bench) -> None:

@@ -1,13 +1,12 @@
 """The recorder's connection is killed at every point of a commit, and answers to commits are lost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from server.generation.run import Run
 from server.recording.run_registry import RunRegistry
@@ -16,7 +15,7 @@ from server.store.administration import ledger
 from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
 from server.store.timeout_connection import TimeoutConnection
-from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
+from tests.integration.recording.recorded import Bench, finished, recording, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think
 from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
@@ -28,7 +27,7 @@ CALLS: list[tuple[ModuleType, str]] = [
     (commit_probe, "fence"),
     (log_append, "append"),
     (stored_items, "insert_items_of"),
-    (log_append, "compact_all"),
+    (log_append, "fold_short"),
     (responses, "finish_all"),
     (ledger, "record_usage"),
 ]
@@ -222,28 +221,38 @@ def test_a_deleted_response_whose_last_commit_was_in_doubt_leaves_nothing(
     assert {name for name, count in bench.counts().items() if count} == {"usage_ledger"}
 
 
-def test_deliveries_wait_while_the_database_is_away_and_are_all_there_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = True
+class FarDatabase(Database):
+    """No session of its own is got of it while it is `away`."""
+
+    away = False
     tries = 0
-    dedicate = Database.dedicated_connection
 
-    def dedicate_later(database: Database, name: str, **more: Any) -> Connection:
-        nonlocal tries
-        tries += 1
-        nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
-        return dedicate(nowhere if away else database, name, **more)
+    def dedicated_connection(self, name: str, **more: Any) -> Connection:
+        self.tries += 1
+        if self.away:
+            return Database("postgresql:///?host=/nowhere", pool_size=1).dedicated_connection(name, **more)
+        return super().dedicated_connection(name, **more)
 
-    monkeypatch.setattr(Database, "dedicated_connection", dedicate_later)
+
+@pytest.fixture
+def far(database_url: str) -> Iterator[tuple[Bench, FarDatabase]]:
+    with recording(database_url, FarDatabase) as bench:
+        yield bench, cast("FarDatabase", bench.database)
+
+
+def test_deliveries_wait_while_the_database_is_away_and_are_all_there_later(
+    far: tuple[Bench, FarDatabase],
+) -> None:
+    bench, database = far
+    database.away = True
     runs = [bench.begin() for _ in range(3)]
     for run in runs:
         bench.recorder.deliver([tokens(run, say("kept"))])
-    eventually(lambda: tries > 1)
+    eventually(lambda: database.tries > 1)
     for run in runs:
         bench.recorder.deliver([finished(run)])
     assert bench.hub.told == []
-    away = False
+    database.away = False
     for run in runs:
         check(bench, run, "kept")
 
@@ -279,20 +288,14 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
     assert all(b"lost" not in frame for frame in bench.hub.frames(run.facts.id))
 
 
-def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(far: tuple[Bench, FarDatabase]) -> None:
+    bench, database = far
     run = bench.begin()
     bench.feed(tokens(run, say("kept")))
-
-    def refuse(*_arguments: object, **_named: object) -> None:
-        raise OperationalError("", None, psycopg.OperationalError("nobody is there"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.database, "dedicated_connection", refuse)
-        terminate_recorder(bench.database.url)
-        bench.recorder.deliver([tokens(run, say(" lost"))])
-        assert not bench.fenced
-        bench.recorder.stop(0.5)
+    database.away = True
+    terminate_recorder(bench.database.url)
+    bench.recorder.deliver([tokens(run, say(" lost"))])
+    assert not bench.fenced
+    bench.recorder.stop(0.5)
     assert bench.fenced
     assert "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1) == "kept"

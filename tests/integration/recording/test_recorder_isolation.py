@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -13,16 +13,16 @@ from server.delivery.hub import Abandonment
 from server.generation.run import Run
 from server.protocol.responses.events import Event, Kind
 from server.recording import committer, persist
+from server.recording.committer import CommitLimits
 from server.recording.inbox_messages import ReleaseRuns
 from server.recovery.heartbeat import Heartbeat
 from server.store import log_append
 from server.store.content import item_rows, responses
 from server.store.content.item_rows import NewItem
-from server.store.database import Database
 from server.store.timeout_connection import REQUEST_TIMEOUTS
 from tests.integration.recording.claiming import taking
-from tests.integration.recording.recorded import Bench, finished, tokens
-from tests.integration.recording.test_recorder_faults import check
+from tests.integration.recording.recorded import Bench, finished, recording, tokens
+from tests.integration.recording.test_recorder_faults import FarDatabase, check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
 from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
@@ -127,19 +127,19 @@ def test_a_slow_statement_of_one_response_has_its_time(bench: Bench) -> None:
 
 
 def test_an_end_that_is_too_slow_is_tried_once_with_the_longest_limit_and_released(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
     """It is tried with the others, alone, and alone with the longest limit; to fail it would take as long."""
-    monkeypatch.setattr(committer, "_LAST_STATEMENT_MS", 700)
-    hit, other = bench.begin(), bench.begin()
-    bench.feed(tokens(hit, say("long")))
-    slow_down(bench, hit)
-    bench.recorder.deliver([finished(hit)])
-    eventually(lambda: bench.cancelled)
-    goes_on(bench, other)
-    assert status(bench, hit) == ("in_progress", None, 0)
-    assert text(bench, hit) == "long"
-    with psycopg.connect(bench.database.url) as connection:
+    with recording(database_url, limits=CommitLimits(last_statement_ms=700)) as bench:
+        hit, other = bench.begin(), bench.begin()
+        bench.feed(tokens(hit, say("long")))
+        slow_down(bench, hit)
+        bench.recorder.deliver([finished(hit)])
+        eventually(lambda: bench.cancelled)
+        goes_on(bench, other)
+        assert status(bench, hit) == ("in_progress", None, 0)
+        assert text(bench, hit) == "long"
+    with psycopg.connect(database_url) as connection:
         assert connection.execute("select last_value from folds").fetchone() == (3,)
 
 
@@ -150,10 +150,9 @@ def test_a_locked_row_is_waited_for_longer_than_any_transaction_of_the_server_ta
 
 
 def test_a_foreground_response_that_stays_locked_is_given_up_and_others_end_it_as_failed(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
-    monkeypatch.setattr(committer, "MAX_TRIES", 2)
-    with taking(database_url) as at:
+    with taking(database_url, commits=CommitLimits(tries=2)) as at:
         bench = at.bench
         hit, other = bench.begin(), bench.begin()
         bench.feed(tokens(hit, say("stored")))
@@ -174,20 +173,18 @@ def test_a_foreground_response_that_stays_locked_is_given_up_and_others_end_it_a
         assert bench.recorder.wait_idle(10)
 
 
-def test_a_background_response_that_stays_locked_is_left_for_any_replica_to_claim(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(committer, "MAX_TRIES", 1)
-    hit = in_background(bench)
-    bench.feed(tokens(hit, say("stored")))
-    with locked(bench, hit):
-        bench.recorder.deliver([finished(hit)])
-        eventually(lambda: bench.cancelled)
-        eventually(lambda: not bench.recorder.produces(hit.facts.id))
-    heartbeat_of(bench).beat()
-    assert status(bench, hit) == ("in_progress", None, 0)
-    assert text(bench, hit) == "stored"
-    assert bench.recorder.wait_idle(10)
+def test_a_background_response_that_stays_locked_is_left_for_any_replica_to_claim(database_url: str) -> None:
+    with recording(database_url, limits=CommitLimits(tries=1)) as bench:
+        hit = in_background(bench)
+        bench.feed(tokens(hit, say("stored")))
+        with locked(bench, hit):
+            bench.recorder.deliver([finished(hit)])
+            eventually(lambda: bench.cancelled)
+            eventually(lambda: not bench.recorder.produces(hit.facts.id))
+        heartbeat_of(bench).beat()
+        assert status(bench, hit) == ("in_progress", None, 0)
+        assert text(bench, hit) == "stored"
+        assert bench.recorder.wait_idle(10)
 
 
 def heartbeat_of(bench: Bench) -> Heartbeat:
@@ -367,21 +364,17 @@ def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) ->
     check(bench, run, "a")
 
 
-def test_a_database_that_is_away_is_a_trouble_of_the_recorders(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(committer, "_REPORT_AFTER_SECONDS", 0.2)
-    assert bench.recorder.trouble() is None
-    run = bench.begin()
-    dedicate = Database.dedicated_connection
-    nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Database, "dedicated_connection", lambda _database, name, **more: dedicate(nowhere, name, **more)
-        )
+def test_a_database_that_is_away_is_a_trouble_of_the_recorders(database_url: str) -> None:
+    limits = CommitLimits(report_after_seconds=0.2)
+    with recording(database_url, FarDatabase, limits=limits) as bench:
+        database = cast("FarDatabase", bench.database)
+        database.away = True
+        assert bench.recorder.trouble() is None
+        run = bench.begin()
         bench.recorder.deliver([tokens(run, say("a"))])
         eventually(lambda: bench.recorder.trouble() is not None)
         assert "nowhere" in str(bench.recorder.trouble())
-    bench.recorder.deliver([finished(run)])
-    check(bench, run, "a")
-    assert bench.recorder.trouble() is None
+        database.away = False
+        bench.recorder.deliver([finished(run)])
+        check(bench, run, "a")
+        assert bench.recorder.trouble() is None

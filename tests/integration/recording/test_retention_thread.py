@@ -16,7 +16,7 @@ from server.store import log_append
 from server.store.content import responses
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.store.disk_space import Disk
+from server.store.disk_space import Disk, Shortage
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually
 
@@ -52,7 +52,7 @@ def plant(database: Database, count: int) -> None:
     with database.begin() as connection:
         for node in [new_uuid() for _ in range(count)]:
             insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
-            log_append.compact(connection, TENANT, node)
+            log_append.fold(connection, [(TENANT, node)])
             responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 
@@ -112,7 +112,6 @@ def test_a_stop_does_not_wait_for_a_statement_that_takes_minutes(
         assert ends.wait(60)
 
     monkeypatch.setattr(retention, "analyze", analyze)
-    monkeypatch.setattr(retention, "STOP_SECONDS", 0.1)
     janitor = Retention(database, ROOMY, OFTEN, REPLICA)
     janitor.start()
     assert began.wait(20)
@@ -157,19 +156,19 @@ def test_much_that_is_removed_is_so_in_batches_between_which_the_thread_rests_or
 
 
 def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(
-    database: Database, nearly_full: Disk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    database: Database, nearly_full: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     troubles = iter([nearly_full.shortage(), DatabaseError("gone"), None])
 
-    def shortage(_disk: Disk) -> object:
-        trouble = next(troubles, None)
-        if isinstance(trouble, DatabaseError):
-            raise trouble
-        return trouble
+    class Troubled(Disk):
+        def shortage(self) -> Shortage | None:
+            trouble = next(troubles, None)
+            if isinstance(trouble, DatabaseError):
+                raise trouble
+            return trouble
 
-    monkeypatch.setattr(Disk, "shortage", shortage)
     plant(database, 1)
-    janitor = Retention(database, ROOMY, OFTEN, REPLICA)
+    janitor = Retention(database, Troubled(None, None), OFTEN, REPLICA)
     with caplog.at_level(logging.WARNING):
         janitor.start()
         try:

@@ -101,10 +101,8 @@ def test_a_key_that_was_claimed_for_another_response_since_is_not_freed(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_response_that_the_engine_cannot_take_ends_as_failed(
-    server: Server, monkeypatch: pytest.MonkeyPatch, stored: bool
-) -> None:
-    monkeypatch.setattr(server.engine, "submit", breaks)
+def test_a_response_that_the_engine_cannot_take_ends_as_failed(server: Server, stored: bool) -> None:
+    server.engine.error, server.engine.refuses = Broken(), [1]
     with pytest.raises(Broken):
         ask(server, stored=stored)
     assert server.bench.recorder.wait_idle(30)
@@ -165,19 +163,8 @@ def test_a_request_that_lost_the_race_for_its_key_gives_back_what_it_reserved(
 
 
 @pytest.mark.parametrize("error", [Broken(), RequestRefused("overloaded", "No.")])
-def test_all_choices_of_a_completion_end_when_one_cannot_be_taken(
-    server: Server, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    submit = server.engine.submit
-    calls: list[Any] = []
-
-    def refuse_the_second(request: Any) -> None:
-        calls.append(request)
-        if len(calls) == 2:
-            raise error
-        submit(request)
-
-    monkeypatch.setattr(server.engine, "submit", refuse_the_second)
+def test_all_choices_of_a_completion_end_when_one_cannot_be_taken(server: Server, error: Exception) -> None:
+    server.engine.error, server.engine.refuses = error, [2]
     choices = [ChoiceRequest(model="model", input="Hi", choice=index) for index in range(3)]
     with pytest.raises((Broken, ApiError)):
         server.admission.admit(CALLER, choices, None, ())

@@ -7,7 +7,7 @@ import pytest
 
 from server.maintenance.retention import remove_images
 from server.protocol.ids import new_uuid
-from server.store import audit_images
+from server.store import audit_snapshot
 from server.store.audit_snapshot import Scope
 from server.store.content import conversations
 from server.store.database import Database
@@ -105,7 +105,7 @@ def test_the_scope_bounds_what_is_looked_at(
         for number in range(3):
             store(connection, replica, PNG + bytes([number]))
     damage(database_url, SPOIL)
-    monkeypatch.setattr(audit_images, "MAX_HASHED_BYTES", len(PNG))
+    monkeypatch.setattr(audit_snapshot, "MAX_HASHED_BYTES", len(PNG))
     assert len(findings(database_url)) == 3
     assert findings(database_url, Scope(replays=False)) == []
     assert findings(database_url, Scope(tenant="other")) == []

@@ -27,7 +27,7 @@ def waiting(
     full: Collection[str] = (),
 ) -> list[UUID]:
     with database.begin() as connection:
-        claimed = claims.claim_waiting(connection, me, models=models, full=full, limit=limit)
+        claimed = claims.claim_waiting(connection, me, models=models, full=full, most_deaths=3, limit=limit)
     return [stored.id for stored in claimed]
 
 
@@ -57,7 +57,7 @@ def test_no_more_are_claimed_than_asked_for_and_none_by_two(database: Database) 
     first, second = register(database), register(database)
     with database.begin() as one, database.begin() as two:
         ours, theirs = (
-            claims.claim_waiting(connection, replica, models=["model"], full=(), limit=3)
+            claims.claim_waiting(connection, replica, models=["model"], full=(), most_deaths=3, limit=3)
             for connection, replica in ((one, first), (two, second))
         )
     assert (len(ours), len(theirs)) == (3, 2)
@@ -136,7 +136,9 @@ def test_a_background_response_outlives_its_replicas_up_to_the_limit(database: D
         replica = register(database)
         assert hopeless(database, replica) == set()
         with database.begin() as connection:
-            (stored,) = claims.claim_waiting(connection, replica, models=["model"], full=(), limit=1)
+            (stored,) = claims.claim_waiting(
+                connection, replica, models=["model"], full=(), most_deaths=3, limit=1
+            )
         assert isinstance(stored, StoredResponse)
         assert (stored.id, stored.attempt, stored.deaths) == (run.facts.id, deaths + 1, deaths)
         kill(database, replica)
@@ -154,7 +156,9 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
         claims.release(connection, first, [place])
         assert claims.owned_responses(connection, first) == []
     with database.begin() as connection:
-        (stored,) = claims.claim_waiting(connection, second, models=["model"], full=(), limit=1)
+        (stored,) = claims.claim_waiting(
+            connection, second, models=["model"], full=(), most_deaths=3, limit=1
+        )
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 0)
 
@@ -165,7 +169,7 @@ def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Databa
     assert waiting(database, me) == [run.facts.id]
     with database.begin() as connection:
         claims.release(connection, me, [ResponseKey(TENANT, run.facts.id)], died=True)
-        (stored,) = claims.claim_waiting(connection, me, models=["model"], full=(), limit=1)
+        (stored,) = claims.claim_waiting(connection, me, models=["model"], full=(), most_deaths=3, limit=1)
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 1)
 

@@ -95,7 +95,7 @@ def test_what_changes_a_conversation_keeps_it(database: Database) -> None:
         assert locked is not None
         conversations.append(connection, TENANT, locked, [stored_item(make_message(new_uuid(), 1, "more"))])
         conversations.update_metadata(connection, TENANT, renamed, '{"topic": "new"}')
-        conversations.delete_item(connection, TENANT, emptied, make_message(emptied, 0, "said").id)
+        conversations.delete_items(connection, TENANT, emptied, [make_message(emptied, 0, "said").id])
     assert purge_conversations(database, 7) == Purged()
     assert left(database) == {appended, renamed, emptied}
 

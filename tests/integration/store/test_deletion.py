@@ -64,13 +64,13 @@ def plant(connection: Connection, replica: UUID, forest: Forest) -> None:
         log_append.append(connection, log_append.encode_rows(TENANT, node, 1, [delta], []))
         forest.ids.append(node)
         if len(forest.ids) - 1 not in forest.running:
-            log_append.compact(connection, TENANT, node)
+            log_append.fold(connection, [(TENANT, node)])
             responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def end(connection: Connection, replica: UUID, node: UUID) -> None:
     """What the recorder does at a response's end."""
-    log_append.compact(connection, TENANT, node)
+    log_append.fold(connection, [(TENANT, node)])
     if responses.finish(connection, TENANT, node, replica, 1, ENDING):
         deletion.remove_if_unneeded(connection, TENANT, node)
 

@@ -59,7 +59,7 @@ def test_events_are_read_as_they_were_written_before_and_after_compaction(
     with database.begin() as connection:
         made = write(connection, response, said)
         hot = log_read.read(connection, TENANT, response, first)
-        log_append.compact(connection, TENANT, response)
+        log_append.fold(connection, [(TENANT, response)])
         cold = log_read.read(connection, TENANT, response, first)
     assert hot == cold == made[first:]
     assert [render(response, event) for event in cold] == [render(response, event) for event in made[first:]]
@@ -81,7 +81,7 @@ def test_the_view_shows_every_event_as_it_was_sent(database: Database, said: lis
     with database.begin() as connection:
         made = write(connection, response, said)
         hot = view(connection, response)
-        log_append.compact(connection, TENANT, response)
+        log_append.fold(connection, [(TENANT, response)])
         cold = view(connection, response)
     assert hot == cold
     assert len(hot) == len(made)
@@ -102,7 +102,7 @@ def test_an_event_with_a_nul_does_not_hide_the_others_from_the_view(database: Da
     with database.begin() as connection:
         write(connection, response, [("text", "a\0"), ("done", "a\0"), ("item", "a\0"), ("text", "b")])
         write(connection, other, [("text", "c"), ("done", "c")])
-        log_append.compact(connection, TENANT, other)
+        log_append.fold(connection, [(TENANT, other)])
         counted = connection.exec_driver_sql("select count(type), count(item_id) from v_events").one()
     assert tuple(counted) == (6, 6)
 
@@ -126,16 +126,16 @@ def test_a_tenant_reads_no_events_of_another(database: Database) -> None:
     with database.begin() as connection:
         write(connection, response, [("text", "a")])
         assert log_read.read(connection, "other", response, 0) == []
-        log_append.compact(connection, "other", response)
+        log_append.fold(connection, [("other", response)])
         assert len(log_read.read(connection, TENANT, response, 0)) == 1
-        log_append.compact(connection, TENANT, response)
+        log_append.fold(connection, [(TENANT, response)])
         assert log_read.read(connection, "other", response, 0) == []
 
 
 def test_compaction_of_nothing_leaves_nothing(database: Database) -> None:
     response = new_uuid()
     with database.begin() as connection:
-        log_append.compact(connection, TENANT, response)
+        log_append.fold(connection, [(TENANT, response)])
         assert log_read.read(connection, TENANT, response, 0) == []
 
 
@@ -175,7 +175,7 @@ def test_a_reader_misses_no_event_while_another_connection_compacts(database: Da
     started.wait()
     for response in responses:
         with database.begin() as connection:
-            log_append.compact(connection, TENANT, response)
+            log_append.fold(connection, [(TENANT, response)])
     reader.join(60)
     assert not reader.is_alive()
     assert failures == []
@@ -202,7 +202,7 @@ def test_a_compaction_between_the_two_selects_of_a_read_hides_nothing(
                 more = [Event(n, Kind.OUTPUT_TEXT_DELTA, 300, 0, "b") for n in (5, 6)]
                 with database.begin() as other:
                     log_append.append(other, log_append.encode_rows(TENANT, response, 1, more, []))
-                    log_append.compact(other, TENANT, response)
+                    log_append.fold(other, [(TENANT, response)])
             return found
 
     with database.begin() as connection:

@@ -84,7 +84,7 @@ def test_the_pictures_of_a_conversation_go_with_its_items(database: Database, re
     delete(database, node)
     assert remove_images(database) == 0, "the conversation keeps it"
     with database.begin() as connection:
-        assert conversations.delete_item(connection, TENANT, conversation, made[1].id)
+        assert conversations.delete_items(connection, TENANT, conversation, [made[1].id])
     assert remove_images(database) == 1
     assert count(database) == 3
     with database.begin() as connection:
@@ -243,17 +243,14 @@ def test_many_that_store_and_delete_the_same_pictures_never_deadlock(
         assert missing == 0
 
 
-def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(
-    database: Database, replica: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_removal, "MAX_BATCH_BYTES", 2 * len(PNG) + 2)
+def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(database: Database, replica: UUID) -> None:
     with database.begin() as connection:
         node = store(connection, replica, *(PNG + bytes([number]) for number in range(5)))
     delete(database, node)
     batches = []
     while True:
         with database.begin() as connection:
-            batch = image_removal.remove_unused(connection)
+            batch = image_removal.remove_unused(connection, max_bytes=2 * len(PNG) + 2)
         if not batch.more:
             break
         batches.append(batch.images)
@@ -262,9 +259,12 @@ def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(
         nodes = [store(connection, replica, PNG) for _ in range(7)]
     for node in nodes:
         delete(database, node)
-    monkeypatch.setattr(image_removal, "MAX_BATCH_USES", 3)
-    assert remove_images(database) == 1
-    assert count(database, "item_images") == 0
+    left = []
+    for _ in range(3):
+        with database.begin() as connection:
+            image_removal.remove_unused(connection, max_uses=3)
+        left.append((count(database), count(database, "item_images")))
+    assert left == [(1, 4), (1, 1), (0, 0)]
 
 
 def test_a_conversation_does_not_keep_the_picture_of_another_item_with_the_same_id(

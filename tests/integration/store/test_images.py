@@ -56,11 +56,9 @@ def test_a_picture_of_two_items_is_stored_once_and_given_whole(database: Databas
         assert images.load(connection, TENANT, []) == {}
 
 
-def test_pictures_larger_than_a_statement_are_sent_in_several(
-    database: Database, replica: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "MAX_STATEMENT_BYTES", 3 * len(PNG))
-    pictures = [PNG + bytes([number]) for number in range(7)]
+def test_pictures_larger_than_a_statement_are_sent_in_several(database: Database, replica: UUID) -> None:
+    large = PNG + bytes(images.MAX_STATEMENT_BYTES // 3 - len(PNG) - 1)
+    pictures = [large + bytes([number]) for number in range(7)]
     with database.begin() as connection:
         store(connection, replica, *pictures)
         found = images.load(connection, TENANT, [digest_of(data) for data in pictures])

@@ -59,7 +59,7 @@ def test_an_erasure_waits_for_who_counts_what_was_refused(database: Database) ->
 
 def test_what_cannot_be_stored_is_stored_when_the_database_is_back(database: Database) -> None:
     refused = RefusedRequests()
-    refused.put_back(Counter({LIMITED: 3}))
+    refused.add(Counter({LIMITED: 3}))
     away = Database("postgresql://nobody@127.0.0.1:1/none", pool_size=1)
     RefusalWriter(away, refused).write()
     away.close()

@@ -83,7 +83,7 @@ def end(
     finished_at: datetime = LONG_AGO,
 ) -> None:
     """What the recorder does at a response's end."""
-    log_append.compact(connection, tenant, node)
+    log_append.fold(connection, [(tenant, node)])
     if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
         deletion.remove_if_unneeded(connection, tenant, node)
 

@@ -106,7 +106,10 @@ def test_a_mistake_of_the_work_is_raised_as_it_is(database: Database) -> None:
 
 
 def test_work_waits_for_a_database_that_comes_back(
-    database: Database, database_url: str, administrator: psycopg.Connection
+    database: Database,
+    database_url: str,
+    administrator: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     name = str(conninfo_to_dict(database_url)["dbname"])
     administrator.execute(f"alter database {name} allow_connections false")
@@ -116,7 +119,7 @@ def test_work_waits_for_a_database_that_comes_back(
         )
         with ThreadPoolExecutor(8) as pool:
             waiting = [pool.submit(database.retry, clock, 60.0) for _ in range(8)]
-            eventually(lambda: database._outage._down_since is not None)
+            eventually(lambda: "the database does not answer" in caplog.text)
             assert not any(work.done() for work in waiting)
             administrator.execute(f"alter database {name} allow_connections true")
             assert all(work.result() for work in waiting)
@@ -126,7 +129,7 @@ def test_work_waits_for_a_database_that_comes_back(
 
 def test_no_time_is_spent_on_an_outage_that_has_lasted(database: Database) -> None:
     work = Work(raising("57P01"), runs=1000)
-    database._outage.report_failure(0.0)
+    database.outage.report_failure(0.0)
     with pytest.raises(DatabaseError):
         database.retry(work, seconds=0.5)
     assert work.runs == 1

@@ -80,12 +80,14 @@ def test_connections_that_were_reset_are_replaced(proxy: Proxy, remote: Database
     assert remote.retry(clock)
 
 
-def test_work_waits_for_a_network_that_comes_back(proxy: Proxy, remote: Database) -> None:
+def test_work_waits_for_a_network_that_comes_back(
+    proxy: Proxy, remote: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     found: list[object] = []
     with proxy.down():
         waiting = threading.Thread(target=lambda: found.append(remote.retry(clock, 60.0)))
         waiting.start()
-        eventually(lambda: remote._outage._down_since is not None)
+        eventually(lambda: "the database does not answer" in caplog.text)
         assert found == []
     waiting.join()
     assert found

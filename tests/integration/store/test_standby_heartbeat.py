@@ -37,7 +37,7 @@ def test_a_silent_server_is_beaten_for_until_its_replica_is_dead(
             before = heartbeat(database, replica)
             eventually(lambda before=before: heartbeat(database, replica) != before)  # type: ignore[misc]
         kill(database, replica)
-        process = standby._process
+        process = standby.process
         assert process is not None
         assert process.wait(30) == 0
 
@@ -67,7 +67,7 @@ def test_it_ends_with_its_server_though_the_database_never_answers(database: Dat
         port = silent.getsockname()[1]
         with standing_by(f"postgresql://nobody@127.0.0.1:{port}/none", register(database)) as standby:
             silent.accept()[0].close()
-            process = standby._process
+            process = standby.process
             assert process is not None
             assert process.stdin is not None
             taken, _ = silent.accept()

@@ -68,7 +68,7 @@ def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: 
     finished = responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     output = [stored_item(make_message(new_uuid(), 0, text)) for text in texts]
     stored_items.insert_items_of(connection, stored_items.OUTPUT, [(tenant, node, output)])
-    log_append.compact(connection, tenant, node)
+    log_append.fold(connection, [(tenant, node)])
     if finished.deleted:
         deletion.remove_if_unneeded(connection, tenant, node)
 
@@ -165,8 +165,8 @@ def test_conversations_are_counted_with_their_items_and_metadata(database: Datab
         conversations.update_metadata(connection, TENANT, conversation, '{"k": "' + "v" * 500 + '"}')
     full = counted(database)
     with database.begin() as connection:
-        assert conversations.delete_item(connection, TENANT, conversation, made[0].id)
-        assert not conversations.delete_item(connection, TENANT, conversation, made[0].id)
+        assert conversations.delete_items(connection, TENANT, conversation, [made[0].id])
+        assert not conversations.delete_items(connection, TENANT, conversation, [made[0].id])
     assert 3000 < full - counted(database) < 4000
     with database.begin() as connection:
         node = begin(connection, replica, "z" * 1000)

@@ -203,10 +203,7 @@ def test_a_receiver_that_never_answers_is_given_a_second_and_not_more(
         assert error in ("There was no answer within 0.4 seconds.", "The answer is not HTTP.")
 
 
-def test_receivers_that_hang_do_not_delay_others(
-    database: Database, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sending, "STOP_SECONDS", 0.0)
+def test_receivers_that_hang_do_not_delay_others(database: Database, receiver: WebhookReceiver) -> None:
     with raw_server(b"", 1) as port:
         client = WebhookClient(SEAL, receivers(port, receiver.port), 30.0)
         with database.begin() as connection:

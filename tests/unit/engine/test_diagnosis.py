@@ -10,8 +10,12 @@ from engine import diagnosis
 from engine.attention.kernel_check import Case, attend_with_sdpa
 from engine.config import EngineConfig, ModelRefused
 from engine.diagnosis import Diagnosis, diagnose
-from engine.runner.model_runner import ModelRunner
-from tests.support.engines import save_random_model, tiny_model
+from tests.support.engines import (
+    forget_tokens_in_flight,
+    pipeline_unless_forbidden,
+    save_random_model,
+    tiny_model,
+)
 
 
 def diagnosed(**settings: Any) -> Diagnosis:
@@ -48,8 +52,8 @@ def test_attention_that_is_wrong_is_found(fault: str, monkeypatch: pytest.Monkey
 def test_what_is_not_used_is_told_and_not_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.runner.model_runner.is_pipelined", lambda _config, _device: True)
-    monkeypatch.setattr(ModelRunner, "_fill_in_device_tokens", lambda *_args: None)
+    pipeline_unless_forbidden(monkeypatch)
+    forget_tokens_in_flight(monkeypatch)
     found = diagnosed()
     assert not found.pipelined
     (line,) = found.warnings

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.fair_limit import FairLimit, NoSlot
+from tests.support.contents import entries
 from tests.support.eventually import eventually
 
 
@@ -43,11 +44,11 @@ def test_a_free_place_goes_to_the_key_that_had_one_longest_ago() -> None:
 
 def test_nothing_is_known_of_keys_that_are_gone() -> None:
     limit = FairLimit(total=1)
+    before = entries(limit)
     for number in range(100):
         with limit.hold(str(number), 1), pytest.raises(NoSlot), limit.hold("late", 0):
             pass
-    assert (limit.used, limit._turns, limit._waiting) == (0, {}, {})
-    assert not limit._uses
+    assert (limit.used, entries(limit)) == (0, before)
 
 
 def test_a_place_is_given_back_when_the_work_fails() -> None:
@@ -163,13 +164,14 @@ def test_a_call_that_is_cancelled_leaves_its_slot_or_its_place() -> None:
 def test_who_waits_too_long_is_told_so() -> None:
     async def scene() -> None:
         limit = FairLimit(1)
+        before = entries(limit)
         async with limit.holding("alice", 60):
             with pytest.raises(NoSlot):
                 async with limit.holding("alice", 0.01):
                     raise AssertionError
         async with limit.holding("alice", 0.01):
             pass
-        assert (limit.used, limit._turns, limit._waiting) == (0, {}, {})
+        assert (limit.used, entries(limit)) == (0, before)
 
     run(scene())
 

@@ -7,7 +7,7 @@ import msgspec
 
 from server.administration import keys
 from server.administration.request_fields import read_request
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form, whole_number
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
@@ -19,12 +19,13 @@ PAGE_ROWS = 100
 MAX_FORM_ID = 64
 
 
+@pages("GET /keys")
 def index(console: ConsoleRequest) -> Answer:
-    """GET /console/keys; `after` is the key that a later page comes after"""
+    """`after` is the key that a later page comes after."""
     tenant, state, after = (console.argument(name) or None for name in ("tenant", "state", "after"))
     if state is not None and state not in KEY_STATES:
         raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
         stored = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
         listed = keys.key_objects(connection, stored[:PAGE_ROWS])
@@ -37,10 +38,10 @@ def index(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("GET /keys/{key_id}")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/keys/{key_id}"""
     key_id = _key_of(console)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise NotFound(f"There is no key {key_id}.")
@@ -49,39 +50,41 @@ def show(console: ConsoleRequest) -> Answer:
     return console.page("administration/key.html", key=key, fields=fields)
 
 
+@pages("POST /tenants/{tenant}/keys")
 def create(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/keys: the answer has the key's text; a form makes one key"""
+    """The answer has the key's text; a form makes one key."""
     requested = read_form(console.form, CreateKey, tenant=console.request.path_params["tenant"])
     once = console.form.get("once", "")
     if not 1 <= len(once) <= MAX_FORM_ID:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         made = keys.create_key(connection, console.actor, requested, once)
     return console.page("administration/new_key.html", made=made)
 
 
+@pages("POST /keys/{key_id}")
 def update(console: ConsoleRequest) -> Answer:
-    """POST /console/keys/{key_id}"""
     key_id, requested = _key_of(console), read_form(console.form, UpdateKey)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         keys.update_key(connection, console.actor, key_id, requested)
     return console.redirect(f"/console/keys/{key_id}")
 
 
+@pages("POST /keys/{key_id}/rotate")
 def rotate(console: ConsoleRequest) -> Answer:
-    """POST /console/keys/{key_id}/rotate: the answer has the new key's text"""
     hours = whole_number(console.form, "overlap_hours")
     requested = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
     key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         made = keys.rotate_key(connection, console.actor, key_id, overlap)
     return console.page("administration/new_key.html", made=made)
 
 
+@pages("POST /keys/{key_id}/revoke")
 def revoke(console: ConsoleRequest) -> Answer:
-    """POST /console/keys/{key_id}/revoke: with `end` also all that runs with it"""
+    """With `end` also all that runs with it."""
     key_id, requested = _key_of(console), RevokeKey(end="end" in console.form)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         keys.revoke_key(connection, console.actor, key_id, end=requested.end)
     return console.redirect(f"/console/keys/{key_id}")
 

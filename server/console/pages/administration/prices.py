@@ -1,7 +1,7 @@
 """Prices of models: the list, and one set."""
 
 from server.administration import prices
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import SetPrice
@@ -10,10 +10,10 @@ from server.store.administration import prices as stored_prices
 MAX_ROWS = 500
 
 
+@pages("GET /prices")
 def index(console: ConsoleRequest) -> Answer:
-    """GET /console/prices"""
     model = console.argument("model") or None
-    rows = console.services.database.read(
+    rows = console.database.read(
         lambda connection: stored_prices.list_page(connection, model, None, MAX_ROWS, descending=False)
     )
     return console.page(
@@ -27,9 +27,9 @@ def index(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("POST /prices")
 def set_price(console: ConsoleRequest) -> Answer:
-    """POST /console/prices"""
     requested = read_form(console.form, SetPrice)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         prices.set_price(connection, console.actor, requested)
     return console.redirect("/console/prices")

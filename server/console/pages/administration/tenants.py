@@ -9,12 +9,12 @@ from server.administration.request_fields import read_request
 from server.administration.webhooks import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.console.pages.administration.keys import new_form_id
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
-from server.http.handlers.administration_data import ERASE_SECONDS
+from server.http.handlers.administration import ERASE_SECONDS
 from server.http.handlers.webhooks import OVERLAP
 from server.maintenance.erasure import Outcome
 from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
@@ -31,16 +31,16 @@ from server.store.webhooks.endpoints import StoredEndpoint
 PAGE_ROWS = 200
 NEW = {"budget_period": NO_LIMITS.budget_period}
 """The values with which the form of a new tenant or key begins."""
+_ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
 KEY_ROWS = 100
 """The newest keys of a tenant on its page; all are on the page of keys."""
 
 
+@pages("GET /tenants")
 def index(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants; `after` is the name that a later page comes after"""
+    """`after` is the name that a later page comes after."""
     after = console.argument("after") or None
-    rows = console.services.database.read(
-        lambda connection: listed.tenants_page(connection, after, PAGE_ROWS)
-    )
+    rows = console.database.read(lambda connection: listed.tenants_page(connection, after, PAGE_ROWS))
     return console.page(
         "administration/tenants.html",
         rows=rows[:PAGE_ROWS],
@@ -51,18 +51,18 @@ def index(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("POST /tenants")
 def create(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants"""
     requested = read_form(console.form, CreateTenant)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         tenants.create_tenant(connection, console.actor, requested.id, requested)
     return console.redirect(f"/console/tenants/{requested.id}")
 
 
+@pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants/{tenant}"""
     name = tenant_of(console)
-    row, stored, newest_keys, hooks = console.services.database.read(
+    row, stored, newest_keys, hooks = console.database.read(
         lambda connection: (
             listed.tenant_row(connection, name),
             stored_tenants.get(connection, name),
@@ -72,7 +72,7 @@ def show(console: ConsoleRequest) -> Answer:
     )
     if row is None:
         raise NotFound(f"There is no tenant '{name}'.")
-    (tenant,), shown_keys = console.services.database.read(
+    (tenant,), shown_keys = console.database.read(
         lambda connection: (
             tenants.tenant_objects(connection, [name], [] if stored is None else [stored]),
             keys.key_objects(connection, newest_keys[:KEY_ROWS]),
@@ -94,11 +94,12 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
+@pages("POST /tenants/{tenant}")
 def update(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}: settings that a tenant lacks are made"""
+    """Makes settings that a tenant lacks."""
     name = tenant_of(console)
     requested = read_form(console.form, UpdateTenant)
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         if stored_tenants.get(connection, name) is None:
             tenants.create_tenant(connection, console.actor, name, requested)
         else:
@@ -106,9 +107,10 @@ def update(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/tenants/{name}")
 
 
+@pages("POST /tenants/{tenant}/delete")
 def delete(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/delete: its settings; what it stored stays"""
-    with console.services.database.begin() as connection:
+    """Deletes its settings; what it stored stays."""
+    with console.database.begin() as connection:
         tenants.delete_tenant(connection, console.actor, tenant_of(console))
     return console.redirect("/console/tenants")
 
@@ -126,38 +128,38 @@ def tenant_of(console: ConsoleRequest) -> str:
     return name
 
 
+@pages("POST /tenants/{tenant}/webhook_endpoints")
 def create_endpoint(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
     requested = read_form(console.form, CreateEndpoint)
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
-    with console.services.database.begin() as connection:
-        made = webhooks.create_endpoint(
-            connection, console.actor, seal, allowed, tenant_of(console), requested
-        )
+    with console.database.begin() as connection:
+        tenant = tenant_of(console)
+        made = webhooks.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
     return _secret_page(console, made)
 
 
+@pages(f"POST {_ENDPOINT}")
 def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
+    """`enabled` is yes or no."""
     change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
     allowed = console.services.allowed_receivers
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         webhooks.update_endpoint(connection, console.actor, allowed, stored, change)
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 
+@pages(f"POST {_ENDPOINT}/rotate")
 def rotate_secret(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/rotate: the answer has the new secret"""
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         made = webhooks.rotate_secret(connection, console.actor, console.services.model.seal, stored, OVERLAP)
     return _secret_page(console, made)
 
 
+@pages(f"POST {_ENDPOINT}/delete")
 def delete_endpoint(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}/delete"""
-    with console.services.database.begin() as connection:
+    with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
         webhooks.delete_endpoint(connection, console.actor, stored)
     return console.redirect(f"/console/tenants/{stored.tenant}")
@@ -174,20 +176,21 @@ def _find_endpoint(connection: Connection, console: ConsoleRequest) -> StoredEnd
     return webhooks.find(connection, name, tenant_of(console), lock=True)
 
 
+@pages("GET /tenants/{tenant}/erase", needs="admin")
 def show_erasure(console: ConsoleRequest) -> Answer:
-    """GET /console/tenants/{tenant}/erase"""
     return _erasure(console, Subject(tenant_of(console), None, False), None, erased=False)
 
 
+@pages("POST /tenants/{tenant}/erase/count")
 def count_erasure(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/erase/count: counts, and a second form"""
     subject = _subject(console)
-    outcome = erasure.count(console.services.database, subject, console.services.config.lease_seconds)
+    outcome = erasure.count(console.database, subject, console.services.config.lease_seconds)
     return _erasure(console, subject, outcome, erased=False)
 
 
+@pages("POST /tenants/{tenant}/erase")
 def erase(console: ConsoleRequest) -> Answer:
-    """POST /console/tenants/{tenant}/erase: for some seconds; the page says whether anything is left"""
+    """Erases for some seconds; the page says whether anything is left."""
     subject = _subject(console)
     if console.form.get("confirmation", "").strip() != subject.tenant:
         raise InvalidRequest(
@@ -195,7 +198,7 @@ def erase(console: ConsoleRequest) -> Answer:
         )
     erasure.refuse_own_tenant(subject, console.caller.tenant)
     lease = console.services.config.lease_seconds
-    outcome = erasure.erase(console.services.database, console.actor, subject, lease, ERASE_SECONDS)
+    outcome = erasure.erase(console.database, console.actor, subject, lease, ERASE_SECONDS)
     return _erasure(console, subject, outcome, erased=True)
 
 

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from server.administration.request_fields import read_time, time_of
-from server.console.console_request import ConsoleRequest
+from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.administration import audit_trail
@@ -15,21 +15,22 @@ from server.store.database import Connection, set_timeouts
 
 PAGE_ROWS = 100
 _TIMES = ("since", "until")
-_FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
+FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
 """Actions whose details only admins see."""
 
 
+@pages("GET /trail")
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/trail; `after` is the entry that a later page comes after"""
-    arguments = {name: value for name in _FIELDS if (value := console.argument(name))}
+    """`after` is the entry that a later page comes after."""
+    arguments = {name: value for name in FIELDS if (value := console.argument(name))}
     chosen, after = read_filter(arguments), _entry(console.argument("after"))
 
     def work(connection: Connection) -> list[audit_trail.Entry] | None:
         set_timeouts(connection, lock_ms=1000, statement_ms=TIME_LIMIT_MS)
         return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
 
-    rows = console.services.database.read(work)
+    rows = console.database.read(work)
     if rows is None:
         raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after")
     shown = rows[:PAGE_ROWS]

@@ -10,9 +10,15 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
-from tool_servers.runner import processes
-from tool_servers.runner.bubblewrap import MB, SandboxLimits
-from tool_servers.runner.sandbox import RunResult, Sandbox, ShellCommand, find_python
+from tool_servers.runner.sandbox import (
+    MB,
+    RunResult,
+    Sandbox,
+    SandboxLimits,
+    ShellCommand,
+    find_python,
+    process_tree,
+)
 
 LIMITS = SandboxLimits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
 
@@ -49,7 +55,7 @@ def session() -> Iterator[Session]:
 
 
 def _family(sandbox: Sandbox) -> list[int]:
-    return processes.process_tree(sandbox._process.pid)
+    return process_tree(sandbox.process.pid)
 
 
 def _is_gone(pid: int) -> bool:
@@ -286,7 +292,7 @@ def unused_listener() -> Iterator[int]:
 
 def test_others_processes_cannot_be_killed(session: Session) -> None:
     session.says("import os, signal")
-    for pid in (os.getpid(), os.getppid(), session.sandbox._process.pid):
+    for pid in (os.getpid(), os.getppid(), session.sandbox.process.pid):
         assert "Error" in session.says(f"os.kill({pid}, 9)")
     session.says("os.kill(1, 9)")
     assert session.says("1") == "1\n"

@@ -16,7 +16,14 @@ from engine.attention.flash_attention import FlashAttentionBackend, Function, ke
 from engine.attention.paged_attention import LayerAttentionSpec
 from engine.attention.selection import AttentionChoice, Candidate, choose_attention, load_flash
 from engine.request import Failed
-from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
+from tests.support.engines import (
+    Bench,
+    attend_with,
+    make_prompt,
+    make_request,
+    save_random_model,
+    start_model,
+)
 from tests.support.flash import flash_attn_with_kvcache as flash
 
 CPU = torch.device("cpu")
@@ -227,7 +234,7 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
 
     kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
     choice = AttentionChoice("a kernel", 16, kernel)
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    attend_with(monkeypatch, choice)
     bench = start_model(path, decode=decode, **settings)
     assert bench.engine.model_info.attention == "a kernel"
     assert run(bench) == expected

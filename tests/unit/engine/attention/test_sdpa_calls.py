@@ -17,6 +17,7 @@ from engine.attention.paged_attention import LayerCall
 from engine.attention.sdpa import attend_by_groups, attend_prompt, configure_sdpa
 from engine.kv_cache import KVCache, LayerShape
 from engine.runner.input_builder import InputBuilder
+from engine.scheduling.scheduler import ScheduledChunk
 from tests.support.steps import make_chunk
 
 META = torch.device("meta")
@@ -68,13 +69,17 @@ def is_taken_by_a_kernel(
 
 def attend(kind: str, **fields: Any) -> None:
     """One layer's attention of a mixed step, on the device without numbers."""
-    store = KVCache([LayerShape(SHARED, SIZE, SIZE)], 64, 16, torch.bfloat16, META)
     chunks = {
         "decode": [make_chunk(20, 1, [1, 2]), make_chunk(3, 1, [3])],
         "first chunk": [make_chunk(0, 40, [1, 2, 3])],
         "later chunk": [make_chunk(40, 23, [1, 2, 3, 4], more=9)],
         "mixed": [make_chunk(20, 1, [1, 2]), make_chunk(40, 23, [3, 4, 5, 6]), make_chunk(0, 5, [7])],
     }[kind]
+    attend_to(chunks, 64, **fields)
+
+
+def attend_to(chunks: list[ScheduledChunk], blocks: int, **fields: Any) -> None:
+    store = KVCache([LayerShape(SHARED, SIZE, SIZE)], blocks, 16, torch.bfloat16, META)
     inputs = InputBuilder(store).build(tuple(chunks))
     tokens = sum(chunk.count for chunk in chunks)
     query = torch.empty(1, HEADS, tokens, SIZE, dtype=torch.bfloat16, device=META)[0].transpose(0, 1)
@@ -107,11 +112,12 @@ def test_masks_of_prompts_need_no_copy(calls: Calls) -> None:
     assert all(stride % 16 == 0 for mask in masks for stride in mask.stride()[:-1])
 
 
-def test_a_long_prompt_is_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
-    monkeypatch.setattr(sdpa, "MAX_MASK_ELEMENTS", 63 * 10)
-    monkeypatch.setattr(sdpa, "MAX_QUERIES_PER_CALL", 4)
-    attend("later chunk")
-    assert [seen["query"].shape[2] for seen in calls.seen] == [10, 10, 3]
+def test_a_long_prompt_is_attended_to_in_parts(calls: Calls) -> None:
+    part = sdpa.MAX_MASK_ELEMENTS // 2**17
+    assert part > sdpa.MAX_QUERIES_PER_CALL
+    count = 2 * part + 3
+    attend_to([make_chunk(2**17 - count, count, range(1, 2**13 + 1))], 2**13 + 1)
+    assert [seen["query"].shape[2] for seen in calls.seen] == [part, part, 3]
 
 
 @pytest.mark.parametrize("masked", [None, "for all heads", "for each head"])

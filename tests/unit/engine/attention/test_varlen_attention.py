@@ -11,14 +11,21 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
+from engine.attention.flash_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.attention.paged_attention import LayerAttentionSpec, LayerCall
 from engine.attention.selection import AttentionChoice, Candidate, choose_attention
-from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.kv_cache import KVCache, LayerShape
 from engine.request import Failed
 from engine.runner.input_builder import PagedInputBuilder
 from engine.scheduling.block_pool import BLANK_BLOCK
-from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
+from tests.support.engines import (
+    Bench,
+    attend_with,
+    make_prompt,
+    make_request,
+    save_random_model,
+    start_model,
+)
 from tests.support.steps import make_chunk
 from tests.support.varlen import varlen_attn
 
@@ -243,5 +250,5 @@ def test_an_engine_on_it_gives_the_same_tokens(
     expected = run(start_model(path, **sizes))
     backend = VarlenAttentionBackend(AMPERE, varlen_attn)
     choice = AttentionChoice("varlen", PAGE_SIZE, backend)
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    attend_with(monkeypatch, choice)
     assert run(start_model(path, **sizes, **{"kv_blocks": 16, **settings})) == expected

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from engine.core import engine_core, supervisor
+from engine.core import supervisor
 from engine.core.engine_metrics import EngineMetrics
 from engine.executor import OutOfMemory
 from engine.request import Failed, Outbound, RequestRefused
@@ -54,10 +54,8 @@ def test_a_long_prompt_fails_when_the_smallest_piece_is_too_much(bench: Bench) -
 
 
 def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
-    bench = start_scripted()
     bench.run(make_request("a", make_prompt(20)))
     bench.engine._supervisor.core._scheduler.pool._ref_counts[1] += 1
     bench.engine.cancel("nobody")  # wakes it, so that it becomes idle again
@@ -65,10 +63,12 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     assert "block 1 is counted 1 times, held 0 times" in caplog.text
 
 
-def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.0)
-    bench = start_scripted()
-    for n in range(3):
+def test_an_idle_engine_has_no_speed_and_lives_on_when_its_books_are_right(bench: Bench) -> None:
+    bench.run(make_request("0", make_prompt(20)))
+    assert bench.engine.stats().tokens_per_second > 0
+    eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
+    assert bench.engine.stats().tokens == 16
+    for n in (1, 2):
         bench.run(make_request(str(n), make_prompt(20)))
     bench.engine.close(drain=True)
     assert len(bench.listener.of("2")) == 17
@@ -151,15 +151,6 @@ def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> Non
     assert 0 < stats.step_seconds.p50 <= stats.step_seconds.p90 <= stats.step_seconds.p99
     assert stats.tokens_per_second > 0
     assert (stats.preemptions, stats.deaths) == (0, 0)
-
-
-def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
-    bench = start_scripted()
-    bench.run(make_request("a", make_prompt(20)))
-    eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
-    assert bench.engine.stats().tokens == 16
-    bench.engine.close(drain=True)
 
 
 def test_preemptions_are_counted() -> None:

@@ -1,13 +1,12 @@
 """An engine thread that returns after it was declared dead."""
 
 import threading
-from typing import Any
 
 import pytest
 
 from engine.request import Failed, FinishReason
 from engine.scheduling.sequence import TokenSequence
-from tests.support.engines import PATIENCE, make_prompt, make_request, start_scripted
+from tests.support.engines import PATIENCE, make_prompt, make_request, start_scripted_with_thread
 
 
 def test_a_host_that_hung_after_a_step_says_nothing_more_when_it_comes_back(
@@ -20,15 +19,15 @@ def test_a_host_that_hung_after_a_step_says_nothing_more_when_it_comes_back(
         return append(sequence, token_id)
 
     monkeypatch.setattr(TokenSequence, "append", hang)
-    bench = start_scripted(on_dead=lambda _why: dead.set(), hang_seconds=0.2)
-    engine: Any = bench.engine
+    bench, thread = start_scripted_with_thread(on_dead=lambda _why: dead.set(), hang_seconds=0.2)
+    engine = bench.engine
     engine.submit(make_request("a", make_prompt(20)))
     assert dead.wait(PATIENCE)
     assert isinstance(bench.listener.outcome("a").last, Failed)
     told = sum(map(len, bench.listener.batches))
     released.set()
-    engine._supervisor._thread.join(PATIENCE)
-    assert not engine._supervisor._thread.is_alive()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     assert sum(map(len, bench.listener.batches)) == told
     assert not engine.stats().alive
     engine.close(drain=False)

@@ -21,10 +21,12 @@ from engine.scripted_engine import Fault, Script
 from tests.support.engines import (
     PATIENCE,
     Bench,
+    is_closed,
     make_prompt,
     make_request,
     start_model,
     start_scripted,
+    start_scripted_with_thread,
     tiny_model,
 )
 from tests.support.eventually import eventually
@@ -186,14 +188,14 @@ def test_a_death_while_closing_is_no_news_to_the_owner(bench: Bench, owner: Owne
         bench.fail_steps(Broken("a broken book"))
         closing = threading.Thread(target=lambda: bench.engine.close(drain=True))
         closing.start()
-        eventually(lambda: bench.engine._registry.closed)
+        eventually(lambda: is_closed(bench))
     closing.join(PATIENCE)
     assert codes(bench, "a") == ["engine_dead"]
     assert not owner.told
 
 
 def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> None:
-    bench = start_scripted(on_dead=owner, hang_seconds=0.05)
+    bench, thread = start_scripted_with_thread(on_dead=owner, hang_seconds=0.05)
     engine: Any = bench.engine
     engine.order_fault(Fault(kind="hang", at_token=2))
     for n in range(3):
@@ -206,8 +208,8 @@ def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> Non
         engine.submit(make_request("late", make_prompt(20)))
     told = sum(map(len, bench.listener.batches))
     engine.close(drain=True)  # does not wait for the thread, but lets it go
-    engine._supervisor._thread.join(PATIENCE)
-    assert not engine._supervisor._thread.is_alive()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     assert sum(map(len, bench.listener.batches)) == told, "it came back and spoke"
 
 
@@ -241,10 +243,10 @@ def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
 
 
 def test_a_life_after_a_death_has_nothing_of_the_one_before(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     # What pytest keeps of the log has the traceback.
-    monkeypatch.setattr("engine.core.engine_core.log.disabled", True)
+    caplog.set_level(logging.CRITICAL, "engine.core.engine_core")
 
     class Tensors:
         """In a frame of the step that broke."""

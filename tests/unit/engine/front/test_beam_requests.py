@@ -18,6 +18,7 @@ from engine.request import (
     Tokens,
     TokenUsage,
 )
+from tests.support.contents import entries
 from tests.support.engines import make_request
 
 WIDTH = 3
@@ -167,6 +168,7 @@ def test_a_search_that_has_not_all_of_its_places_is_refused_and_takes_none() -> 
 
 def test_a_closed_engine_refuses_a_search_and_keeps_no_place_for_it() -> None:
     engine = Steps(capacity=10)
+    before = entries(engine.registry)
     engine.beams.submit(search("running"))
     engine.registry.close("The engine is closed.")
     with pytest.raises(RequestRefused) as refusal:
@@ -174,7 +176,9 @@ def test_a_closed_engine_refuses_a_search_and_keeps_no_place_for_it() -> None:
     assert refusal.value.reason == "closed"
     engine.step()
     assert engine.reasons("running") == ["cancelled"]
-    assert engine.registry._places == 0
+    while not engine.registry.inbox.empty():
+        engine.registry.inbox.get()
+    assert entries(engine.registry) == before
 
 
 def test_an_engine_that_loses_all_its_requests_has_all_its_places_again() -> None:

@@ -42,7 +42,7 @@ def search(language: Language, **settings: object) -> list[Beam]:
     }
     beams = BeamSearch(prompt_length=PROMPT, **{**wanted, **settings})  # type: ignore[arg-type]
     while beams.running:
-        beams.advance([language.table(beam.token_ids, beams.candidates_per_beam) for beam in beams.running])
+        beams.advance([language.table(beam.token_ids, 2 * beams.width) for beam in beams.running])
     return beams.best
 
 

@@ -1,5 +1,6 @@
 """Requests that ask for beams, on a real model and beside other requests."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefuse
 from tests.support.engines import (
     Bench,
     Outcome,
+    is_closed,
     make_prompt,
     make_request,
     start_model,
     start_scripted,
     tiny_model,
 )
+from tests.support.eventually import eventually
 
 WIDTH = 3
 TOKENS = 12
@@ -51,7 +54,7 @@ def searched(prompt: list[int], stops: frozenset[int] = frozenset()) -> list[tup
         texts = torch.tensor([[*prompt, *beam.token_ids] for beam in beams.running])
         with torch.no_grad():
             rows = network(texts).logits[:, -1].log_softmax(-1)
-        found = [row.topk(beams.candidates_per_beam) for row in rows]
+        found = [row.topk(2 * beams.width) for row in rows]
         pairs = [tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for top in found]
         beams.advance([TokenLogprobs(top[0][1], top) for top in pairs])
     return [beam.token_ids for beam in beams.best]
@@ -158,24 +161,26 @@ def test_an_engine_that_is_closed_ends_what_it_searches() -> None:
     with bench.listener.held():
         for request in requests(make_prompt(20), max_tokens=200):
             bench.engine.submit(request)
-        bench.engine._registry.close("The engine is closed.")
+        closing = threading.Thread(target=bench.engine.close, kwargs={"drain": False})
+        closing.start()
+        eventually(lambda: is_closed(bench))
+    closing.join()
     outcomes = [bench.listener.outcome(f"a{rank}") for rank in range(WIDTH)]
     assert {type(one.last) for one in outcomes} == {Finished}
     assert codes(outcomes) == ["cancelled"] * WIDTH
-    bench.engine.close(drain=True)
 
 
 def test_a_full_engine_refuses_a_search_and_keeps_nothing_of_it() -> None:
-    bench = start_scripted(max_running=1, max_waiting=1)
+    bench = start_scripted(max_running=1, max_waiting=WIDTH - 1)
+    search = requests(make_prompt(20))
     with bench.listener.held():
         for name in ("one", "two"):
             bench.engine.submit(make_request(name, make_prompt(20)))
         with pytest.raises(RequestRefused) as refusal:
-            bench.engine.submit(requests(make_prompt(20))[0])
+            bench.engine.submit(search[0])
     assert refusal.value.reason == "overloaded"
     assert len(bench.listener.outcome("two").tokens) == 16
-    assert not bench.engine._beam_requests._searches
-    assert not bench.engine._beam_requests._by_step
+    assert all(isinstance(outcome.last, Finished) for outcome in bench.run(*search)), "it is no second one"
     bench.engine.close(drain=True)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
+from engine.grammar.compile_process import TrialProcess
+from engine.grammar.compiler import COMPILE_SECONDS, MAX_WAITING_PER_KEY, STACK_BYTES, GrammarCompiler
 from engine.request import RequestRefused, StructuredOutput
 from engine.sampling.token_masks import GrammarMatchers
+from engine.vocabulary import Vocabulary
 from tests.support.engines import make_request
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -20,7 +22,7 @@ from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, sch
 
 @pytest.fixture
 def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(VOCABULARY)
+    made = GrammarCompiler(VOCABULARY, compile_seconds=60)  # the machine of a test has other work
     yield made
     made.close()
 
@@ -170,10 +172,7 @@ WORST = {
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_the_worst_legal_schema_compiles_in_time(
-    compiler: GrammarCompiler, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)  # the machine of a test has other work
+def test_the_worst_legal_schema_compiles_in_time(compiler: GrammarCompiler, name: str) -> None:
     compiler.compiled(grammar("json_object"))
     begun = time.process_time()
     compiler.compiled(schema(WORST[name]))
@@ -205,20 +204,27 @@ def test_a_panic_of_the_library_is_a_refusal(
 class Blocked:
     """A compiler with so many threads, which compiles nothing until it may `go_on`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-        monkeypatch.setattr("engine.grammar.compiler.THREADS", threads)
+    def __init__(self, threads: int, seconds: float = 60) -> None:
         self.go_on = threading.Event()
         self.begun: list[str] = []
-        self.compiler = GrammarCompiler(VOCABULARY)
-        self.compiler.compiled(grammar("json_object"))
-        compile_it = self.compiler._compile
+        self.compiler = GrammarCompiler(
+            VOCABULARY,
+            threads=threads,
+            compile_seconds=seconds,
+            queue_seconds=seconds,
+            trial_process=self._waiting_process,
+        )
 
-        def compile_later(wanted: StructuredOutput, digest: bytes) -> object:
-            self.begun.append(wanted.text)
-            self.go_on.wait(60)
-            return compile_it(wanted, digest)
+    def _waiting_process(self, vocabulary: Vocabulary) -> TrialProcess:
+        blocked = self
 
-        monkeypatch.setattr(self.compiler, "_compile", compile_later)
+        class Waiting(TrialProcess):
+            def source_of(self, grammar: StructuredOutput) -> str:
+                blocked.begun.append(grammar.text)
+                blocked.go_on.wait(60)
+                return super().source_of(grammar)
+
+        return Waiting(vocabulary)
 
     def refusal(self, pattern: str, fairness_key: str) -> str:
         with pytest.raises(RequestRefused) as refusal:
@@ -226,10 +232,8 @@ class Blocked:
         return refusal.value.reason
 
 
-def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = Blocked(monkeypatch, threads=2)
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.grammar.compiler.QUEUE_SECONDS", 0.05)
+def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn() -> None:
+    blocked = Blocked(threads=2, seconds=0.05)
     reasons = [blocked.refusal("a", "one"), blocked.refusal("b", "one")]
     reasons += [blocked.refusal("c", "two"), blocked.refusal("d", "three")]
     blocked.go_on.set()
@@ -237,17 +241,13 @@ def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch
     blocked.compiler.close()
 
 
-def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
-    monkeypatch.setattr("engine.grammar.compiler.QUEUE_SECONDS", 60)
-    blocked = Blocked(monkeypatch, threads=1)
+def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait() -> None:
+    blocked = Blocked(threads=1)
     wanted = [("greedy", f"g{n}") for n in range(5)] + [("modest", "m")]
     with ThreadPoolExecutor(len(wanted)) as callers:
         for count, (fairness_key, pattern) in enumerate(wanted):
             callers.submit(blocked.compiler.compiled, grammar("regex", pattern), fairness_key)
-            turns = blocked.compiler._limit
+            turns = blocked.compiler.turns
             eventually(lambda: turns.waiting("greedy") + turns.waiting("modest") == count)  # noqa: B023
         blocked.go_on.set()
     assert blocked.begun.index("m") == 1
@@ -255,11 +255,16 @@ def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
     blocked.compiler.close()
 
 
-def test_more_grammars_of_a_share_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = Blocked(monkeypatch, threads=1)
-    monkeypatch.setattr("engine.grammar.compiler.MAX_WAITING_PER_KEY", 0)
-    assert blocked.refusal("a", "one") == "share_full"
-    assert blocked.begun == []
+def test_more_grammars_of_a_share_than_may_wait_are_refused_at_once() -> None:
+    blocked = Blocked(threads=1)
+    patterns = [f"g{n}" for n in range(1 + MAX_WAITING_PER_KEY)]
+    with ThreadPoolExecutor(len(patterns)) as callers:
+        for pattern in patterns:
+            callers.submit(blocked.compiler.compiled, grammar("regex", pattern), "one")
+        eventually(lambda: blocked.compiler.turns.waiting("one") == MAX_WAITING_PER_KEY)
+        assert blocked.refusal("a", "one") == "share_full"
+        blocked.go_on.set()
+    assert sorted(blocked.begun) == patterns
     blocked.compiler.close()
 
 
@@ -269,21 +274,16 @@ def test_a_grammar_that_another_share_uses_is_compiled_again(compiler: GrammarCo
     assert compiler.compiled(grammar("regex", "abc"), "one") is first
 
 
-def test_a_request_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept() -> None:
     compiler = GrammarCompiler(VOCABULARY, cache_bytes=1)
     sequence = sequence_of(make_request("a", [5], grammar=grammar("regex", "a")), compiler)
     compiler.compiled(grammar("regex", "b"))
-
-    def compile_nothing(*_given: object) -> None:
-        raise AssertionError("A grammar was compiled while a step was computed.")
-
-    monkeypatch.setattr(compiler, "compiled", compile_nothing)
+    compiler.close()  # and compiles nothing more
+    with pytest.raises(RequestRefused):
+        compiler.compiled(grammar("regex", "a"))
     masks = GrammarMatchers(compiler).masks([sequence])
     assert masks is not None
     assert masks.failed == {}
-    compiler.close()
 
 
 # What is kept
@@ -335,34 +335,38 @@ def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> N
     assert said.stdout.strip() == "set()"
 
 
-def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _few_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.grammar.matcher.MAX_STATES", 400)
+
+
+@pytest.mark.usefixtures("_few_states")
+def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
+    compiler: GrammarCompiler,
+) -> None:
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
-    monkeypatch.setattr("engine.grammar.compiler.RECOMPILE_BYTES", 0)
-    monkeypatch.setattr(
-        compiler, "recompile_in_background", compiler._recompile
-    )  # at once, and not in the background
     followers = GrammarMatchers(compiler)
     kept = compiler.compiled(wanted)
     told = []
     for letter in "abcd":  # each alone stays within the limit, all together do not
         request = make_request(letter, [5], stop_ids=frozenset({END}), grammar=wanted)
         sequence = sequence_of(request, compiler)
+        current = compiler.compiled(wanted)
+        current.record_mask_time(10.0)
         for _ in range(150):
             masks = followers.masks([sequence])
             assert masks is not None
             told.append(masks.failed)
             sequence.append(TOKENS.index(letter))
+            eventually(lambda current=current: current.successor is not None)  # type: ignore[misc]
     assert told == [{}] * 600
     assert compiler.compiled(wanted) is not kept
 
 
+@pytest.mark.usefixtures("_few_states")
 def test_a_request_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler,
 ) -> None:
-    monkeypatch.setattr("engine.grammar.matcher.MAX_STATES", 400)
     followers = GrammarMatchers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [

@@ -67,16 +67,15 @@ DOUBLING = {
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(VOCABULARY)
+    made = GrammarCompiler(VOCABULARY, compile_seconds=60)  # the machine of a test has other work
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("name", DOUBLING)
 def test_a_grammar_whose_parts_multiply_is_refused_and_the_next_one_is_compiled(
-    compiler: GrammarCompiler, name: str, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, name: str
 ) -> None:
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)  # the machine of a test has other work
     compiler.compiled(grammar("json_object"), name)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(RequestRefused) as refusal:
@@ -88,14 +87,12 @@ def test_a_grammar_whose_parts_multiply_is_refused_and_the_next_one_is_compiled(
 
 
 @pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCompiler]:
+def one_process() -> Iterator[GrammarCompiler]:
     """A compiler with one process, which runs; all of its processes end with it."""
     if sys.platform != "linux":
         pytest.skip("finds the process in /proc")
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
-    monkeypatch.setattr("engine.grammar.compiler.THREADS", 1)
     before = trial_processes()
-    compiler = GrammarCompiler(VOCABULARY)
+    compiler = GrammarCompiler(VOCABULARY, threads=1, compile_seconds=60)
     compiler.compiled(grammar("regex", "a"))
     yield compiler
     compiler.close()
@@ -133,11 +130,8 @@ def test_a_supervisors_signal_to_all_processes_of_the_server_ends_no_compile(
     assert process in trial_processes()
 
 
-def test_a_grammar_that_no_process_can_be_started_for_may_be_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
-    compiler = GrammarCompiler(VOCABULARY)
+def test_a_grammar_that_no_process_can_be_started_for_may_be_sent_again() -> None:
+    compiler = GrammarCompiler(VOCABULARY, compile_seconds=60)
     compiler.load_tokenizer()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)

@@ -80,11 +80,16 @@ def test_only_layers_that_gain_are_arranged(
     assert network["b"] is network["a"]
 
 
+@pytest.fixture
+def _small_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
+
+
+@pytest.mark.usefixtures("_small_layers_count")
 def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
     bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
     linear = [module for module in bench.network.modules() if isinstance(module, nn.Linear)]
     assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
@@ -93,11 +98,11 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     bench.engine.close(drain=True)
 
 
+@pytest.mark.usefixtures("_small_layers_count")
 @pytest.mark.parametrize("config", ["Qwen3Config", "Gemma2Config", "GPT2Config", "GptOssConfig"])
 def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(engine.model.prepacked_linear, "MIN_OUTPUT_RATIO", 0)
     monkeypatch.setattr(engine.model.prepacked_linear, "UNPACKED_ROWS", 0)
     model = save_random_model(config)

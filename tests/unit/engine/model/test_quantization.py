@@ -108,10 +108,11 @@ def test_a_way_that_does_not_work_is_told_and_the_next_is_taken(
 ) -> None:
     path = tiny_model()
     wrong: dict[str, Any] = {"attn_implementation": "nonsense"}
-    monkeypatch.setattr(loader, "load_options", lambda *_: [wrong, {}])
+    options = [wrong, {}]
+    monkeypatch.setattr(loader, "load_options", lambda *_: options)
     load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
     assert "read in another way" in caplog.text
-    monkeypatch.setattr(loader, "load_options", lambda *_: [wrong])
+    options.pop()
     with pytest.raises(ModelRefused, match="nonsense"):
         load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
 

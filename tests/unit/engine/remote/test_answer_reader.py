@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.answer_reader import EVENT_BYTES, TOKENS_PER_CHUNK, AnswerReader
 from engine.remote.engine_protocol import AnswerChunk, CallFault
+from engine.remote.http_client import EVENT_BYTES, TOKENS_PER_CHUNK, AnswerReader, SilenceTimeout
 from engine.remote.router import EngineServer
-from engine.remote.silence_timeout import SilenceTimeout
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"

@@ -8,13 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from engine.remote import fleet as fleet_module
 from engine.remote.engine_protocol import CallFault, EngineDescription, HttpRequest
 from engine.remote.fleet import Fleet, RemoteConfig
-from engine.remote.router import EngineServer
+from engine.remote.router import EngineServer, Router
 from engine.remote.vllm_protocol import VllmProtocol
 
 ONE, OTHER = EngineServer("http://one"), EngineServer("http://other")
+
+
+DESCRIPTION = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
 
 
 class Client:
@@ -31,9 +33,16 @@ class Client:
         return 200, b""
 
 
-def make_fleet(client: Client) -> Fleet:
+class Protocol(VllmProtocol):
+    """Whose servers describe themselves without being asked."""
+
+    async def probe(self, *_: object) -> EngineDescription:
+        return DESCRIPTION
+
+
+def make_fleet(client: Client, protocol: VllmProtocol | None = None, **parts: Any) -> Fleet:
     config = RemoteConfig(urls="http://one,http://other")
-    return Fleet(config, VllmProtocol(), cast("Any", client), cast("Any", None))
+    return Fleet(config, protocol or VllmProtocol(), cast("Any", client), cast("Any", None), **parts)
 
 
 def fail(fleet: Fleet, server: EngineServer, calls: int) -> None:
@@ -55,19 +64,24 @@ def test_a_server_that_loses_all_its_calls_is_one_line(caplog: pytest.LogCapture
     ]
 
 
+def ended(client: Client) -> list[tuple[str, bytes]]:
+    """The calls that servers were told to end."""
+    return [(url, body) for url, body in client.asked if body]
+
+
 def test_a_call_that_failed_is_ended_by_its_name_once_its_server_answers() -> None:
     async def main() -> list[tuple[str, bytes]]:
         client = Client()
-        fleet = make_fleet(client)
+        fleet = make_fleet(client, Protocol())
         server, other = EngineServer("http://one"), EngineServer("http://other")
         fleet.release(server, "a-0", CallFault("failed", "ClientPayloadError"))
         server.calls.add("a-1")
-        await fleet._end_abandoned(server)
+        await fleet.probe(server)
         client.answers = True
-        await fleet._end_abandoned(other)
-        await fleet._end_abandoned(server)
-        await fleet._end_abandoned(server)
-        return client.asked
+        await fleet.probe(other)
+        await fleet.probe(server)
+        await fleet.probe(server)
+        return ended(client)
 
     assert asyncio.run(main()) == [("http://one", b'{"request_ids": ["generate-tokens-a-0"]}')]
 
@@ -76,21 +90,17 @@ def test_a_call_that_runs_there_again_under_its_id_is_not_ended() -> None:
     async def main() -> list[tuple[str, bytes]]:
         client = Client()
         client.answers = True
-        fleet = make_fleet(client)
+        fleet = make_fleet(client, Protocol())
         server = EngineServer("http://one")
         server.abandoned.add("a-0")
         server.calls.add("a-0")
-        await fleet._end_abandoned(server)
-        return client.asked
+        await fleet.probe(server)
+        return ended(client)
 
     assert asyncio.run(main()) == []
 
 
-def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("engine.remote.fleet.TICK_SECONDS", 0)
-
+def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed() -> None:
     async def main() -> None:
         enough = asyncio.Event()
 
@@ -99,12 +109,11 @@ def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
 
             async def fetch(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
                 self.probes += 1
-                if self.probes > 10:
+                if self.probes > 4:
                     enough.set()
                 return await super().fetch(url, request)
 
-        fleet = make_fleet(Counting())
-        fleet._router._jitter = lambda: 0.0
+        fleet = make_fleet(Counting(), router=Router(jitter=lambda: 0.0))
         running = asyncio.create_task(fleet.run())
         async with asyncio.timeout(5):
             await enough.wait()
@@ -115,29 +124,29 @@ def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
 
 
 def test_the_first_server_may_be_gone_when_it_has_described_the_model() -> None:
-    fleet = make_fleet(Client())
-    fleet._set_urls(["http://one"])
-    (server,) = fleet._router.needs_probe(0)
-    description = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
-    fleet._router.probed(server, description, None, 0)
-    fleet._first.set()
-    fleet._set_urls(["http://other"])
-    assert fleet.wait_for_first(1, lambda _line: None) is description
+    router = Router()
+    router.set_urls(["http://one"])
+    fleet = make_fleet(Client(), Protocol(), router=router)
+    (server,) = router.needs_probe(0)
+    asyncio.run(fleet.probe(server))
+    router.set_urls(["http://other"])
+    assert fleet.wait_for_first(1, lambda _line: None) is DESCRIPTION
 
 
-DESCRIPTION = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
-
-
-def fleet_of_one(outage_seconds: float = 300.0) -> tuple[Fleet, EngineServer]:
+def fleet_of_one(outage_seconds: float = 300.0, now: float | None = None) -> tuple[Fleet, EngineServer]:
+    """A fleet whose clock stands still, if `now` is given, and its server."""
+    router = Router()
+    router.set_urls(["http://one"])
+    (server,) = router.needs_probe(0)
+    router.probed(server, DESCRIPTION, None, 0)
     fleet = Fleet(
         RemoteConfig(urls="http://one", outage_seconds=outage_seconds),
         VllmProtocol(),
         cast("Any", Client()),
         cast("Any", None),
+        router=router,
+        clock=monotonic if now is None else lambda: now,
     )
-    fleet._set_urls(["http://one"])
-    (server,) = fleet._router.needs_probe(0)
-    fleet._router.probed(server, DESCRIPTION, None, 0)
     return fleet, server
 
 
@@ -150,7 +159,7 @@ def test_a_request_that_is_cancelled_as_a_server_becomes_free_takes_no_server(of
         for _ in range(5):
             await asyncio.sleep(0)
         server.resume_at = 0
-        fleet._changed.set()
+        fleet.release(server, "another", None)
         for _ in range(offset):
             await asyncio.sleep(0)
         if waiting.cancel():
@@ -173,27 +182,20 @@ def acquire_at(fleet: Fleet, avoid: set[str], since: float) -> str | None:
     return asyncio.run(main())
 
 
-def test_a_request_that_its_servers_turn_away_for_the_longest_outage_gives_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
-    fleet, server = fleet_of_one(outage_seconds=60)
+def test_a_request_that_its_servers_turn_away_for_the_longest_outage_gives_up() -> None:
+    fleet, server = fleet_of_one(outage_seconds=60, now=1000.0)
     assert acquire_at(fleet, {server.url}, 941) == server.url
     with pytest.raises(CallFault, match="no server takes the request"):
         acquire_at(fleet, {server.url}, 940)
 
 
-def test_a_server_that_was_not_asked_yet_is_asked_after_the_longest_outage_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
-    fleet, server = fleet_of_one(outage_seconds=0)
+def test_a_server_that_was_not_asked_yet_is_asked_after_the_longest_outage_too() -> None:
+    fleet, server = fleet_of_one(outage_seconds=0, now=1000.0)
     assert acquire_at(fleet, {"http://other"}, 0) == server.url
 
 
-def test_a_full_server_is_waited_for_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
-    fleet, server = fleet_of_one(outage_seconds=60)
+def test_a_full_server_is_waited_for_as_long_as_it_works() -> None:
+    fleet, server = fleet_of_one(outage_seconds=60, now=1000.0)
     server.chunk_at = 941
     assert acquire_at(fleet, {server.url}, 0) == server.url
     server.chunk_at = 940
@@ -204,16 +206,11 @@ def test_a_full_server_is_waited_for_as_long_as_it_works(monkeypatch: pytest.Mon
 def test_a_server_that_does_not_say_its_load_in_time_is_used() -> None:
     """llama-server says it between two batches only."""
 
-    class Protocol(VllmProtocol):
-        async def probe(self, *_: object) -> EngineDescription:
-            return DESCRIPTION
-
     async def main() -> None:
-        client = Client()
-        fleet = Fleet(RemoteConfig(urls="http://one"), Protocol(), cast("Any", client), cast("Any", None))
-        fleet._set_urls(["http://one"])
-        (server,) = fleet._router.needs_probe(0)
-        await fleet._probe(server)
+        router = Router()
+        router.set_urls(["http://one"])
+        (server,) = router.needs_probe(0)
+        await make_fleet(Client(), Protocol(), router=router).probe(server)
         assert (server.state, server.others) == ("up", 0)
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
-from engine.remote.generation import CALL_IDS, MAX_BARREN_CALLS, Generation, LocalMasks, call_ids
+from engine.remote.generation import CALL_IDS, MAX_BARREN_CALLS, Generation, call_ids
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import (
     EngineRequest,
@@ -24,7 +24,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
 from tests.support.grammars import END, SIZE, VOCABULARY, fits, ids_of, schema, text_of
@@ -54,7 +54,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 def begin(request: EngineRequest, compiler: GrammarCompiler, features: EngineFeatures = VLLM) -> Generation:
     compiled = None if request.grammar is None else compiler.compiled(request.grammar)
     sequence = TokenSequence(request, (), compiled)
-    return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), SamplingRules(SIZE)), SIZE)
+    return Generation(sequence, features, TokenMasks(compiler, SIZE), SIZE)
 
 
 def answer(call: GenerateCall, sample: Sample) -> Iterator[AnswerChunk]:
@@ -246,7 +246,7 @@ def test_a_request_whose_output_is_complete_ends_with_what_it_has(compiler: Gram
     generation = begin(make_request("a", PROMPT, max_tokens=12), compiler)
     generation.next_call()
     generation.receive(AnswerChunk(token_ids=tuple(ids_of("say"))))
-    generation.cancel("stop")
+    generation.finish("stop")
     assert text_of(tokens_of(generation)) == "say"
     assert generation.messages[-1] == Finished("a", "stop", generation.sequence.usage)
 
@@ -322,7 +322,7 @@ def test_a_cancelled_request_ends_once(compiler: GrammarCompiler) -> None:
     generation = begin(make_request("a", PROMPT, max_tokens=3), compiler)
     generation.next_call()
     generation.receive(AnswerChunk(token_ids=(5,)))
-    generation.cancel()
+    generation.finish()
     generation.fail("engine_error", "late")
     assert tokens_of(generation) == [5]
     last = generation.messages[-1]

@@ -1,9 +1,9 @@
 """A server that does not send all of its tokens: `Generation` asks for an answer that is not streamed."""
 
 from engine.remote.engine_protocol import AnswerChunk, EngineFeatures, GenerateCall
-from engine.remote.generation import UNSTREAMED_TOKENS, Generation, LocalMasks
+from engine.remote.generation import UNSTREAMED_TOKENS, Generation
 from engine.request import EngineRequest, Finished, SamplingParams, Tokens
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.sequence import TokenSequence
 
 FEATURES = EngineFeatures(
@@ -20,7 +20,7 @@ def generation(max_tokens: int = 100) -> Generation:
     request = EngineRequest(
         request_id="r", prompt=(1, 2), max_tokens=max_tokens, sampling=SamplingParams(seed=7)
     )
-    masks = LocalMasks(GrammarMatchers(None), SamplingRules(VOCABULARY))
+    masks = TokenMasks(None, VOCABULARY)
     return Generation(TokenSequence(request), FEATURES, masks, VOCABULARY)
 
 

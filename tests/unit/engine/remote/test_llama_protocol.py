@@ -12,6 +12,7 @@ from engine.remote.engine_protocol import (
     CallFault,
     EngineDescription,
     EngineMismatch,
+    ExpectedModel,
     GenerateCall,
     HttpRequest,
 )
@@ -203,11 +204,8 @@ PROPERTIES = {
 MODELS = {"data": [{"id": "demo.gguf", "meta": {"n_vocab": 6, "n_ctx": 8192}}]}
 
 
-@dataclass
-class Expected:
-    name: str | None = None
-    tokens: tuple[bytes, ...] = TOKENS
-    special: frozenset[int] = frozenset({3})
+def expected_model(name: str | None = None, tokens: tuple[bytes, ...] = TOKENS) -> ExpectedModel:
+    return ExpectedModel(name=name, tokens=tokens, special=frozenset({3}))
 
 
 @dataclass
@@ -230,8 +228,8 @@ def server(**changes: Any) -> Server:
     return Server(answers | {paths[name]: answer for name, answer in changes.items()})
 
 
-def probe(answering: Server, expected: Expected | None = None) -> EngineDescription:
-    return asyncio.run(PROTOCOL.probe(answering.fetch, expected or Expected()))
+def probe(answering: Server, expected: ExpectedModel | None = None) -> EngineDescription:
+    return asyncio.run(PROTOCOL.probe(answering.fetch, expected or expected_model()))
 
 
 def test_a_probe_describes_the_server() -> None:
@@ -258,23 +256,33 @@ def test_a_probe_compares_tokens_that_every_decoder_leaves_alone() -> None:
 
 @pytest.mark.parametrize("name", ["demo.gguf", None])
 def test_a_server_of_the_named_model_is_taken(name: str | None) -> None:
-    assert probe(server(), Expected(name=name)).model == "demo.gguf"
+    assert probe(server(), expected_model(name=name)).model == "demo.gguf"
 
 
 @pytest.mark.parametrize(
     ("answering", "expected", "sentence"),
     [
-        (server(), Expected(name="other"), "it serves demo.gguf, not other"),
-        (server(props={**PROPERTIES, "build_info": "b9000-f"}), Expected(), "it is llama.cpp b9000; b10760"),
-        (server(detokenize={"content": "other"}), Expected(), "its vocabulary is not that"),
-        (server(models={"data": [{"meta": {"n_vocab": 5}}]}), Expected(), "its vocabulary has 5 tokens"),
-        (server(models={"data": []}), Expected(), "its answer to /v1/models is not llama-server's"),
-        (server(props=[]), Expected(), "its answer to /props is not llama-server's"),
-        (server(props=(200, b"\xff")), Expected(), "its answer to /props is not llama-server's"),
-        (Server({}), Expected(), "it has no /props, so it is not llama-server"),
+        (server(), expected_model(name="other"), "it serves demo.gguf, not other"),
+        (
+            server(props={**PROPERTIES, "build_info": "b9000-f"}),
+            expected_model(),
+            "it is llama.cpp b9000; b10760",
+        ),
+        (server(detokenize={"content": "other"}), expected_model(), "its vocabulary is not that"),
+        (
+            server(models={"data": [{"meta": {"n_vocab": 5}}]}),
+            expected_model(),
+            "its vocabulary has 5 tokens",
+        ),
+        (server(models={"data": []}), expected_model(), "its answer to /v1/models is not llama-server's"),
+        (server(props=[]), expected_model(), "its answer to /props is not llama-server's"),
+        (server(props=(200, b"\xff")), expected_model(), "its answer to /props is not llama-server's"),
+        (Server({}), expected_model(), "it has no /props, so it is not llama-server"),
     ],
 )
-def test_a_server_that_does_not_fit_is_refused(answering: Server, expected: Expected, sentence: str) -> None:
+def test_a_server_that_does_not_fit_is_refused(
+    answering: Server, expected: ExpectedModel, sentence: str
+) -> None:
     with pytest.raises(EngineMismatch, match=sentence):
         probe(answering, expected)
 
@@ -287,4 +295,4 @@ def test_a_server_that_is_not_ready_is_asked_again(status: int, kind: str) -> No
 
 
 def test_a_folder_without_a_tokenizer_fits_any_vocabulary() -> None:
-    assert probe(server(), Expected(tokens=(), special=frozenset())).vocabulary
+    assert probe(server(), expected_model(tokens=())).vocabulary

@@ -7,14 +7,13 @@ from typing import Any, cast
 import pytest
 
 from engine.front.request_registry import AcceptedRequest, Close, RequestRegistry
-from engine.remote import request_loop
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineDescription, GenerateCall
-from engine.remote.generation import LocalMasks
 from engine.remote.request_loop import DELIVERY_SECONDS, RemoteMetrics, RequestLoop
 from engine.remote.router import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
-from engine.sampling.token_masks import GrammarMatchers, SamplingRules
+from engine.sampling.token_masks import TokenMasks
+from tests.support.contents import entries
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE
 
@@ -48,17 +47,24 @@ class OneServer:
         self.end()
 
 
-def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any], None]) -> RequestLoop:
+def loop_of(
+    server: OneServer,
+    registry: RequestRegistry,
+    deliver: Callable[[Any], None],
+    metrics: RemoteMetrics | None = None,
+    **times: float,
+) -> RequestLoop:
     return RequestLoop(
         registry,
         cast("Any", server),
         cast("Any", server),
         VllmProtocol.features,
-        LocalMasks(GrammarMatchers(None), SamplingRules(SIZE)),
+        TokenMasks(None, SIZE),
         SIZE,
         4,
         deliver,
-        RemoteMetrics(4096),
+        metrics or RemoteMetrics(4096),
+        **times,
     )
 
 
@@ -109,7 +115,8 @@ def test_a_request_that_is_cancelled_before_its_usage_came_leaves_no_account_in_
 
     async def main() -> RequestLoop:
         registry, server = RequestRegistry(4, None), AtOnce(ends=False)
-        loop = loop_of(server, registry, deliveries.append)
+        loop = loop_of(server, registry, deliveries.append, metrics)
+        held.append(entries(loop) - entries(metrics))
         registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4, priority=3), [], None))
         loop.read_inbox()
         await server.sent.wait()
@@ -118,29 +125,32 @@ def test_a_request_that_is_cancelled_before_its_usage_came_leaves_no_account_in_
         await loop.run()
         return loop
 
+    held, metrics = list[int](), RemoteMetrics(4096)
     loop = asyncio.run(main())
     ((tokens, finished),) = deliveries
     assert tokens == Tokens("a", (7, 7, 7, 7))
     assert isinstance(finished, Finished)
     assert finished.reason == "cancelled"
-    assert dict(loop._waiting._levels) == {}
+    deliveries.clear()
+    held.append(entries(loop) - entries(metrics))
+    assert held[0] == held[1]
 
 
-def test_a_request_that_had_ended_when_the_engine_died_has_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_loop, "DELIVERY_SECONDS", 1000.0)  # nothing is delivered but the first end
+def test_a_request_that_had_ended_when_the_engine_died_has_one_end() -> None:
+    """Nothing is delivered but the first end."""
     deliveries: list[Sequence[Outbound]] = []
-    registry = RequestRegistry(4, None)
+    registry, server = RequestRegistry(4, None), AtOnce(ends=True)
 
     async def serve(loop: RequestLoop, name: str) -> None:
         registry.accept(AcceptedRequest(make_request(name, [5, 6], max_tokens=4), [], None))
         loop.read_inbox()
-        (task,) = loop._tasks.values()
-        await task
-        for _ in range(4):  # its callback, and the delivery
+        await server.sent.wait()
+        server.sent.clear()
+        for _ in range(6):  # the end of its task, that one's callback, and the delivery
             await asyncio.sleep(0)
 
     async def main() -> RequestLoop:
-        loop = loop_of(AtOnce(ends=True), registry, deliveries.append)
+        loop = loop_of(server, registry, deliveries.append, delivery_seconds=1000.0)
         await serve(loop, "delivered")
         assert len(deliveries) == 1
         await serve(loop, "ended")

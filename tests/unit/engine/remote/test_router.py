@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.remote import router as router_module
 from engine.remote.engine_protocol import EngineDescription, EngineMismatch
 from engine.remote.router import (
     LOAD_FACTOR,
@@ -18,6 +17,7 @@ from engine.remote.router import (
     EngineServer,
     Router,
 )
+from tests.support.contents import entries
 from tests.support.rounds import example_count
 from tests.support.routers import FAILED, MODEL, OVERLOADED, REFUSED, begin, call, digests, end, router_of
 
@@ -106,13 +106,14 @@ def test_a_shared_beginning_goes_to_the_server_with_less_work_of_those_that_have
     assert router.choose([*start, b"x"], "", 0) is one
 
 
-def test_the_known_prefixes_are_bounded_and_the_latest_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "MAX_PREFIXES", 8)
-    router = router_of(2)
+def test_the_known_prefixes_are_bounded_and_the_latest_used_stay() -> None:
+    router = router_of(2, max_prefixes=8)
     one, _ = router.servers()
+    sizes = []
     for name in "pqrs":
         begin(router, one, digests(name, 3 * PREFIX_STRIDE))
-        assert len(router._prefixes) <= 8
+        sizes.append(entries(router) - len(one.calls))
+    assert sizes[-1] == sizes[-2]
     assert router.choose(digests("p", 3 * PREFIX_STRIDE), "", 0) is not one
     assert router.choose(digests("s", 3 * PREFIX_STRIDE), "", 0) is one
 

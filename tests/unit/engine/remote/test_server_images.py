@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.remote import remote_engine
 from engine.remote.engine_protocol import ImageFile
 from engine.remote.fleet import RemoteConfig
 from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import read_model_folder
 from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine, ServerImages
-from engine.remote.vllm_images import RENDER
-from engine.remote.vllm_protocol import VllmProtocol
+from engine.remote.vllm_protocol import RENDER, VllmProtocol
 from engine.request import RefusalReason, RequestRefused
 from tests.support.engines import Listener
 
@@ -168,12 +166,13 @@ def test_a_closed_engine_refuses_pictures(engine_and_answer: tuple[RemoteEngine,
 
 
 @pytest.mark.parametrize(("closed", "reason"), [(False, "overloaded"), (True, "closed")])
-def test_a_question_that_the_event_loop_never_answers_is_refused(
-    monkeypatch: pytest.MonkeyPatch, closed: bool, reason: RefusalReason
-) -> None:
-    monkeypatch.setattr(remote_engine, "IMAGE_ANSWER_SECONDS", 0.0)
+def test_a_question_that_the_event_loop_never_answers_is_refused(closed: bool, reason: RefusalReason) -> None:
     engine = RemoteEngine(
-        RemoteConfig(urls="http://127.0.0.1:9"), VllmProtocol(), read_model_folder(VISION), Listener()
+        RemoteConfig(urls="http://127.0.0.1:9"),
+        VllmProtocol(),
+        read_model_folder(VISION),
+        Listener(),
+        image_answer_seconds=0.0,
     )
     if closed:
         engine._registry.close("The engine is closed.")

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine.remote import silence_timeout
+from engine.remote import http_client
 from engine.remote.engine_protocol import CallFault
+from engine.remote.http_client import SilenceTimeout
 from engine.remote.router import EngineServer
-from engine.remote.silence_timeout import SilenceTimeout
 
 SILENCE = 300.0
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(silence_timeout, "monotonic", clock)
+    monkeypatch.setattr(http_client, "monotonic", clock)
     return clock
 
 
@@ -76,7 +76,10 @@ def test_each_part_of_an_answer_begins_the_time_again(clock: Clock) -> None:
 def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
         server = EngineServer("http://e")
-        queued, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
+        queued, other = (
+            SilenceTimeout(server, SILENCE),
+            SilenceTimeout(server, SILENCE),
+        )
         task = await begin(queued)
         for _ in range(10):
             assert await pass_time(clock, SILENCE - 1, queued, task)
@@ -89,7 +92,10 @@ def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_
 def test_a_call_that_has_begun_is_lost_though_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
         server = EngineServer("http://e")
-        begun, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
+        begun, other = (
+            SilenceTimeout(server, SILENCE),
+            SilenceTimeout(server, SILENCE),
+        )
         task = await begin(begun)
         begun.hear()
         assert await pass_time(clock, SILENCE - 1, begun, task)

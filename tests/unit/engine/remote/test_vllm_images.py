@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from engine.remote.engine_protocol import ImageFile
-from engine.remote.vllm_images import image_request, read_image_tokens
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import PromptImage
 from tests.unit.engine.remote.test_vllm_protocol import call_of, sent
@@ -52,7 +51,9 @@ def test_requests_of_different_salts_share_no_cached_picture() -> None:
     ]
     assert len(set(ids)) == 3
     assert ids[1] == ids[3]
-    asked = json.loads(image_request(ImageFile(PNG, hashlib.sha256(PNG).digest(), "a"), "base").body)
+    asked = json.loads(
+        VllmProtocol().image_request(ImageFile(PNG, hashlib.sha256(PNG).digest(), "a"), "base").body
+    )
     (part,) = asked["messages"][0]["content"]
     assert part["uuid"] == ids[1]
     assert asked["mm_payload"] == "none"
@@ -70,4 +71,4 @@ def test_the_tokens_of_a_rendered_picture_are_read() -> None:
         },
         "sampling_params": {"temperature": 1.0},
     }
-    assert read_image_tokens(json.dumps(rendered).encode()) == (1280, 1280, 1280)
+    assert VllmProtocol().read_image_tokens(json.dumps(rendered).encode()) == (1280, 1280, 1280)

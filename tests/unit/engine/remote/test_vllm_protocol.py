@@ -10,7 +10,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from engine.remote.engine_protocol import CallFault, EngineMismatch, GenerateCall, HttpRequest
+from engine.remote.engine_protocol import (
+    CallFault,
+    EngineMismatch,
+    ExpectedModel,
+    GenerateCall,
+    HttpRequest,
+)
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import TokenLogprobs
 from server.configuration.shipped_files import demo_model_folder
@@ -203,11 +209,10 @@ def test_aborted_calls_are_named_as_the_server_names_them() -> None:
     assert json.loads(request.body) == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
 
 
-@dataclass
-class Expected:
-    name: str | None = None
-    tokens: tuple[bytes, ...] = (b"<|end|>", b"cat", b"dog", b" ", b"bird")
-    special: frozenset[int] = frozenset({0})
+def expected_model(
+    name: str | None = None, tokens: tuple[bytes, ...] = (b"<|end|>", b"cat", b"dog", b" ", b"bird")
+) -> ExpectedModel:
+    return ExpectedModel(name=name, tokens=tokens, special=frozenset({0}))
 
 
 @dataclass
@@ -237,11 +242,11 @@ class Server:
 
 
 def test_a_probe_says_what_the_server_serves() -> None:
-    description = asyncio.run(PROTOCOL.probe(Server().fetch, Expected()))
+    description = asyncio.run(PROTOCOL.probe(Server().fetch, expected_model()))
     assert (description.version, description.model, description.context_length) == ("0.32.0", "base", 4096)
     assert description.adapters == ("lora",)
     assert description == asyncio.run(
-        PROTOCOL.probe(Server({"/version": (200, {"version": "1.0"})}).fetch, Expected())
+        PROTOCOL.probe(Server({"/version": (200, {"version": "1.0"})}).fetch, expected_model())
     )
 
 
@@ -251,7 +256,9 @@ def test_a_probe_says_where_the_server_has_its_weights_from() -> None:
         {"id": "base", "max_model_len": 4096, "root": "/models/v1"},
         {"id": "chat", "parent": "base", "root": "/lora/chat"},
     ]
-    description = asyncio.run(PROTOCOL.probe(Server({"/v1/models": (200, {"data": rows})}).fetch, Expected()))
+    description = asyncio.run(
+        PROTOCOL.probe(Server({"/v1/models": (200, {"data": rows})}).fetch, expected_model())
+    )
     assert description.origin == "/models/v1"
     assert (description.adapters, description.adapter_origins) == (
         ("chat", "sql"),
@@ -275,13 +282,13 @@ def test_a_server_that_does_not_fit_is_refused_with_a_sentence(
     answers: Mapping[str, tuple[int, object]], name: str | None, words: str
 ) -> None:
     with pytest.raises(EngineMismatch, match=words):
-        asyncio.run(PROTOCOL.probe(Server(answers).fetch, Expected(name=name)))
+        asyncio.run(PROTOCOL.probe(Server(answers).fetch, expected_model(name=name)))
 
 
 @pytest.mark.parametrize("path", ["/version", "/health"])
 def test_a_server_that_cannot_answer_or_compute_is_a_fault(path: str) -> None:
     with pytest.raises(CallFault):
-        asyncio.run(PROTOCOL.probe(Server({path: (503, {})}).fetch, Expected()))
+        asyncio.run(PROTOCOL.probe(Server({path: (503, {})}).fetch, expected_model()))
 
 
 def test_an_event_that_is_nested_too_deeply_is_a_fault() -> None:

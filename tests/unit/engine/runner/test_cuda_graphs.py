@@ -23,6 +23,10 @@ SHAPES = choose_buckets(8, 128, 16, gathers=False)
 
 
 def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> StaticInputs:
+    return make_buffers_and_cache(config_name, device)[0]
+
+
+def make_buffers_and_cache(config_name: str, device: str) -> tuple[StaticInputs, KVCache]:
     path = save_random_model(config_name, num_hidden_layers=2, sliding_window=12, **EXPERTS)
     # Experts are computed by other operations, which a GPU has in bfloat16 only.
     dtype = "float32" if device == "cpu" else "bfloat16"
@@ -30,10 +34,11 @@ def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> Stati
     model = load_model(config, lambda _line: None)
     to = torch.device(device)
     for module in model.network.modules():
-        for name, buffer in list(module._buffers.items()):
-            module._buffers[name] = None if buffer is None else buffer.to(to)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(to))
     store = KVCache([layer.kv_shape for layer in model.layers], 32, 16, model.dtype, to)
-    return StaticInputs(model.network.to(device=to), store, GatherSdpaBackend(), max(SHAPES))  # type: ignore[call-arg]
+    network = model.network.to(device=to)  # type: ignore[call-arg]
+    return StaticInputs(network, store, GatherSdpaBackend(), max(SHAPES)), store
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +104,9 @@ def test_a_model_that_cannot_be_recorded_is_explained_in_one_line(caplog: pytest
 
 
 def test_the_check_writes_into_the_spare_block_only() -> None:
-    buffers = make_buffers()
+    buffers, cache = make_buffers_and_cache("Qwen3Config", "cpu")
     capture_graphs(buffers, SHAPES, record_well)
-    keys, _ = buffers._kv_cache.blocks_of(0)
+    keys, _ = cache.blocks_of(0)
     assert keys[buffers.spare_block].any()
     assert not keys[: buffers.spare_block].any()
 

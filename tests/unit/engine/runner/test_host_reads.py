@@ -47,8 +47,8 @@ def make_runner(config_name: str, backend: PagedAttentionBackend | None, *, stat
     model = load_model(config, lambda _line: None)
     network = model.network.to(device=META)  # type: ignore[call-arg]
     for module in network.modules():
-        for name, buffer in list(module._buffers.items()):
-            module._buffers[name] = None if buffer is None else buffer.to(META)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(META))
     store = KVCache([layer.kv_shape for layer in model.layers], 16, 16, model.dtype, META)
     decoder = None
     if static:

@@ -12,7 +12,7 @@ from engine.config import EngineConfig, ModelRefused
 from engine.runner.model_runner import ModelRunner, RunningForward
 from engine.runner.pipelining_check import find_pipelining_fault
 from engine.scheduling.scheduler import SchedulerOutput
-from tests.support.engines import tiny_model
+from tests.support.engines import forget_tokens_in_flight, pipeline_unless_forbidden, tiny_model
 
 
 def load(**settings: Any) -> ModelRunner:
@@ -63,7 +63,7 @@ def test_a_step_ahead_that_is_not_right_is_found_out(change: Callable[[Tensor], 
 
 @pytest.fixture
 def _tokens_in_flight_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "_fill_in_device_tokens", lambda *_args: None)
+    forget_tokens_in_flight(monkeypatch)
 
 
 @pytest.mark.usefixtures("_tokens_in_flight_are_forgotten")
@@ -71,7 +71,7 @@ def test_steps_are_computed_one_after_the_other_then_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a GPU, where steps are pipelined unless somebody forbids it."""
-    monkeypatch.setattr("engine.runner.model_runner.is_pipelined", lambda _config, _device: True)
+    pipeline_unless_forbidden(monkeypatch)
     runner = load()
     assert not runner.pipelined
     (record,) = caplog.records

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from engine.attention.flash_attention import FlashAttentionBackend
+from engine.attention.paged_attention import PagedForward
 from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
 from engine.runner import prompt_images
-from engine.runner.input_builder import PagedInputBuilder
-from engine.vision.image_encoder import EncodedImage
-from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
+from tests.support.engines import Bench, attend_with, make_prompt, make_request, start_model, tiny_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 from tests.support.rounds import faults_only
 from tests.support.vision_families import COUNT, VisionFamily, vision_family
@@ -143,18 +142,23 @@ def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_
 ) -> None:
     kernel = FlashAttentionBackend("a kernel", flash, inspect.signature(flash).parameters)
     choice = AttentionChoice("a kernel", 16, kernel)
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    attend_with(monkeypatch, choice)
     bench = model.start(decode=decode)
-    executor: Any = bench.executor
-    assert isinstance(executor._input_builder, PagedInputBuilder)
-    is_two_way = model.model_type.startswith("gemma")
-    assert (executor._image_input_builder is executor._input_builder) != is_two_way
+    steps: list[bool] = []
+
+    def note(_network: object, _arguments: object, named: dict[str, Any]) -> None:
+        steps.append(isinstance(named["step"], PagedForward))
+
+    bench.network.register_forward_pre_hook(note, with_kwargs=True)
     assert_equal_to_generate(
         model,
         bench,
         model.request("two", picture(2, *WIDE), " fg hi ", picture(3), "jkl"),
         make_request("text", [token % 90 for token in make_prompt(37, 3)], COUNT),
     )
+    is_two_way = model.model_type.startswith("gemma")
+    assert steps[-1], "the last steps have no picture"
+    assert all(steps) != is_two_way
     bench.engine.close(drain=True)
 
 
@@ -190,16 +194,14 @@ def llava() -> VisionFamily:
 
 def fail_encoding(bench: Bench, error: Exception, *, times: int = 1000) -> list[int]:
     """The vision tower raises the error so many times; returns a list that gets an entry for each call."""
-    images: Any = bench.executor._images
-    encode, calls = images._encoder.encode, list[int]()
+    calls = list[int]()
 
-    def sabotaged(tensors: Any) -> Any:
+    def fail(*_arguments: object) -> None:
         calls.append(len(calls))
         if len(calls) <= times:
             raise error
-        return encode(tensors)
 
-    images._encoder.encode = sabotaged
+    bench.network.model.vision_tower.register_forward_pre_hook(fail)
     return calls
 
 
@@ -249,9 +251,8 @@ def test_a_picture_that_needs_more_memory_than_there_is_fails_that_request_alone
 
 def test_a_picture_with_other_rows_than_tokens_fails_its_request_alone(llava: VisionFamily) -> None:
     bench = llava.start()
-    images: Any = bench.executor._images
-    encode = images._encoder.encode
-    images._encoder.encode = lambda tensors: EncodedImage(encode(tensors).embeddings[1:])
+    projector = bench.network.model.multi_modal_projector
+    projector.register_forward_hook(lambda _module, _arguments, rows: rows[..., 1:, :])
     end = beside_text(llava, bench)
     assert isinstance(end, Failed)
     assert "3 rows of embeddings and 4 tokens" in end.message

@@ -1,17 +1,16 @@
 """Static steps give what packed ones give, whatever comes and goes between them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from engine.attention.paged_attention import PagedForward
 from engine.config import EngineConfig
 from engine.request import Failed, SamplingParams
 from engine.runner.cuda_graphs import choose_buckets
-from engine.runner.model_runner import ModelRunner
-from engine.runner.static_decode import GraphBucket
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 12, "num_local_experts": 4}
@@ -50,19 +49,14 @@ def run(bench: Bench, requests: list[Any]) -> list[list[int]]:
     return [outcome.tokens for outcome in outcomes]
 
 
-def count_static_steps(bench: Bench) -> list[GraphBucket]:
-    """Notes the shape of each static step that is taken from now on."""
-    shapes: list[GraphBucket] = []
-    decoder: Any = bench.executor._static
-    compute = decoder._compute
+def on_static_steps(bench: Bench, act: Callable[[int], object]) -> None:
+    """Calls `act` before each static step that is taken from now on, with its number of rows."""
 
-    def note(shape: GraphBucket) -> torch.Tensor:
-        shapes.append(shape)
-        result: torch.Tensor = compute(shape)
-        return result
+    def see(_network: object, _arguments: object, named: dict[str, Any]) -> None:
+        if isinstance(named["step"], PagedForward):  # packed steps on a CPU have no paged kernel
+            act(named["input_ids"].shape[1])
 
-    decoder._compute = note
-    return shapes
+    bench.network.register_forward_pre_hook(see, with_kwargs=True)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_running": 3, "token_budget": 9}, {"kv_blocks": 9}], ids=str)
@@ -70,17 +64,19 @@ def test_greedy_tokens_are_those_of_packed_steps(
     model: Any, settings: dict[str, Any], packed: list[list[int]]
 ) -> None:
     bench = model(decode="static", **settings)
-    shapes = count_static_steps(bench)
+    rows: list[int] = []
+    on_static_steps(bench, rows.append)
     assert run(bench, JOBS) == packed
-    assert len(shapes) > 20
+    assert len(rows) > 20
     assert len({token for tokens in packed for token in tokens}) > 6
 
 
 def test_rows_are_padded_to_a_power_of_two(model: Any) -> None:
     bench = model(decode="static")
-    shapes = count_static_steps(bench)
+    rows: list[int] = []
+    on_static_steps(bench, rows.append)
     run(bench, JOBS[:3])
-    assert {shape.rows for shape in shapes} == {4, 2, 1}
+    assert set(rows) == {4, 2, 1}
 
 
 @pytest.mark.parametrize(
@@ -128,18 +124,14 @@ def _logprobs(bench: Bench, request_id: str) -> Iterator[float]:
 
 def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any, packed: list[list[int]]) -> None:
     bench = model(decode="static")
-    decoder: Any = bench.executor._static
-    compute, calls = decoder._compute, 0
+    steps: list[int] = []
 
-    def fail_sometimes(shape: GraphBucket) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
+    def fail_once(rows: int) -> None:
+        steps.append(rows)
+        if len(steps) == 5:
             raise RuntimeError("once")
-        result: torch.Tensor = compute(shape)
-        return result
 
-    decoder._compute = fail_sometimes
+    on_static_steps(bench, fail_once)
     outcomes = bench.run(*(replace(request, request_id=f"first {request.request_id}") for request in JOBS))
     assert any(isinstance(outcome.last, Failed) for outcome in outcomes)
     assert run(bench, JOBS) == packed
@@ -172,9 +164,11 @@ def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> N
     bench = model()
     model_info = bench.engine.model_info
     assert (model_info.attention, model_info.decode) == ("sdpa", "eager")
-    executor: ModelRunner = bench.executor
-    assert executor._static is None
-    assert not executor.pipelined
+    assert not bench.executor.pipelined
+    rows: list[int] = []
+    on_static_steps(bench, rows.append)
+    bench.run(JOBS[0])
+    assert rows == []
     bench.engine.close(drain=True)
 
 

@@ -77,14 +77,16 @@ def test_what_the_cache_had_costs_a_share_nothing() -> None:
 
 def test_accounts_that_are_settled_are_forgotten() -> None:
     play = Play(limits(max_running=1))
+    before, held, waiting = play.held(), list[int](), list[TokenSequence]()
     for n in range(4 * MIN_ACCOUNTS_TO_PRUNE):
-        play.add(5, 1, n, fairness_key=str(n))
-        play.add(5, 1, n, fairness_key="always here")
-        while len(play.scheduler._waiting) > 1:
+        waiting += [play.add(5, 1, n, fairness_key=key) for key in (str(n), "always here")]
+        while len(waiting) > 1:
             play.step()
-        assert len(play.scheduler._waiting._levels[0].accounts) <= MIN_ACCOUNTS_TO_PRUNE
+            waiting = [request for request in waiting if request.admission_order is None]
+        held.append(play.held())
+    assert max(held) <= max(held[: 2 * MIN_ACCOUNTS_TO_PRUNE])
     play.finish()
-    assert not play.scheduler._waiting._levels
+    assert play.held() == before
 
 
 @settings(max_examples=example_count(40), deadline=None)
@@ -99,13 +101,12 @@ def test_shares_that_wait_are_given_the_same(
     """No more apart than what requests can run up between two turns: a prompt, and all running outputs."""
     play = Play(limits(max_running=running))
     most = 20 + running * 10
+    one, other = list[TokenSequence](), list[TokenSequence]()
     for n in range(12):
-        play.add(*sizes[n % len(sizes)], n, fairness_key="a")
-        play.add(*others[n % len(others)], 50 + n, fairness_key="b")
-    while not play.scheduler.idle:
-        level = play.scheduler._waiting._levels[0]
-        if len(level._queued_accounts) == 2:
-            assert abs(level.accounts["a"].served_tokens - level.accounts["b"].served_tokens) <= most
+        one.append(play.add(*sizes[n % len(sizes)], n, fairness_key="a"))
+        other.append(play.add(*others[n % len(others)], 50 + n, fairness_key="b"))
+    while all(any(request.admission_order is None for request in requests) for requests in (one, other)):
+        assert abs(given_to(one) - given_to(other)) <= most
         play.step()
 
 

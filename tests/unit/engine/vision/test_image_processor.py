@@ -12,8 +12,7 @@ from transformers import AutoConfig
 
 from engine.config import ModelRefused
 from engine.request import MAX_IMAGE_PIXELS
-from engine.vision.image_encoder import ImageEncoder
-from engine.vision.image_processor import BadImage, ImageProcessor
+from engine.vision import BadImage, ImageEncoder, ImageProcessor
 from tests.support.engines import start_model
 from tests.support.vision_families import VisionFamily, vision_family
 from tests.support.vision_models import (

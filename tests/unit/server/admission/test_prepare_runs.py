@@ -125,7 +125,7 @@ def test_a_run_keeps_the_bytes_of_its_input_if_it_may_have_a_further_turn(
     wanted = decode(body, ChatRequest)
     (new,) = prepare([as_response_request(wanted, 0)], read_messages(wanted.messages))
     assert new.retained_input_bytes == 0
-    going_on = replace(new, turns=replace(new.turns, model_writes_summary=True))
+    going_on = replace(new, turns=replace(new.turns, may_have_next_turn=True))
     assert (
         going_on.retained_input_bytes == sum(len(encode_item(item)) for item in new.resolved_input.items) > 0
     )

@@ -5,7 +5,7 @@ import pytest
 from msgspec import UNSET, Struct
 
 from server.cli.command import described_limits
-from server.cli.request_options import add_request_options, request_of
+from server.cli.options import add_request_options, request_of
 from server.configuration import settings
 from server.errors import InvalidRequest
 from server.protocol.administration.objects import Limited

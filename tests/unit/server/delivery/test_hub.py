@@ -3,16 +3,23 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from server.delivery import hub as hub_module
-from server.delivery.hub import FIRST_READER_SECONDS, GRACE_SECONDS, Abandonment, Channel, Hub, Published
+from server.delivery.hub import (
+    FIRST_READER_SECONDS,
+    GRACE_SECONDS,
+    TAIL_FRAMES,
+    Abandonment,
+    Channel,
+    Hub,
+    Published,
+)
 from server.store.log_read import Subscription
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
 GRACE = 15.0
 
 
-def make_channel(gone: list[float], *, stored: bool = True) -> Channel:
-    channel = Channel(stored=stored, start=0)
+def make_channel(gone: list[float], *, stored: bool = True, tail_frames: int = TAIL_FRAMES) -> Channel:
+    channel = Channel(stored=stored, start=0, tail_frames=tail_frames)
     channel.end_without_readers(lambda: gone.append(now()), GRACE)
     return channel
 
@@ -28,18 +35,14 @@ def test_a_channel_gives_the_frames_from_a_position_on() -> None:
     assert [channel.after(n) for n in range(5)] == [[b"0", b"1", b"2"], [b"1", b"2"], [b"2"], [], []]
 
 
-def test_a_stored_channel_keeps_its_tail_and_sends_others_to_the_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(hub_module, "TAIL_FRAMES", 2)
-    channel = make_channel([])
+def test_a_stored_channel_keeps_its_tail_and_sends_others_to_the_store() -> None:
+    channel = make_channel([], tail_frames=2)
     add(channel, b"0", b"1", b"2", b"3")
     assert [channel.after(n) for n in range(5)] == [None, None, [b"2", b"3"], [b"3"], []]
 
 
-def test_a_channel_that_is_not_stored_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "TAIL_FRAMES", 2)
-    channel = make_channel([], stored=False)
+def test_a_channel_that_is_not_stored_keeps_everything() -> None:
+    channel = make_channel([], stored=False, tail_frames=2)
     add(channel, b"0", b"1", b"2", b"3")
     assert channel.after(0) == [b"0", b"1", b"2", b"3"]
 
@@ -305,15 +308,15 @@ class Replica:
         self.read_here: set[UUID] = set()
         self.cancelled: list[UUID] = []
         self.unread = Abandonment(
-            is_unread=lambda one: one not in self.read_here, cancel=self.cancelled.append
+            is_unread=lambda one: one not in self.read_here,
+            cancel=self.cancelled.append,
+            clock=lambda: self.now,
         )
 
 
 @pytest.fixture
-def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    made = Replica()
-    monkeypatch.setattr(hub_module, "monotonic", lambda: made.now)
-    return made
+def replica() -> Replica:
+    return Replica()
 
 
 def test_what_nobody_reads_ends_once_others_have_had_time_to_tell_of_readers(replica: Replica) -> None:

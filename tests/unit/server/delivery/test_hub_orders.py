@@ -7,7 +7,6 @@ from uuid import uuid4
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.delivery import hub as hub_module
 from server.delivery.hub import Channel, Hub, Published
 from tests.support.builders import examples
 
@@ -37,10 +36,8 @@ class Orders(RuleBasedStateMachine):
 
     @initialize(tail=st.integers(1, 8))
     def begin(self, tail: int) -> None:
-        self.kept = hub_module.TAIL_FRAMES
-        hub_module.TAIL_FRAMES = tail
         self.loop = asyncio.new_event_loop()
-        self.hub = Hub(self.loop)
+        self.hub = Hub(self.loop, tail)
         self.response = uuid4()
         self.log: list[bytes] = []
         self.on_the_way: list[Published] = []
@@ -100,7 +97,6 @@ class Orders(RuleBasedStateMachine):
         self.loop.run_until_complete(asyncio.sleep(0))
 
     def teardown(self) -> None:
-        hub_module.TAIL_FRAMES = self.kept
         while self.expected:
             reader = self.expected.pop()
             reader.waker = reader.channel.join()

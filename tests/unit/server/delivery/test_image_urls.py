@@ -1,11 +1,11 @@
 import base64
 import hashlib
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from server.delivery import image_urls
 from server.delivery.image_urls import (
     IMAGE_OMITTED,
     items_with_image_urls,
@@ -23,7 +23,6 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.store.content import images
 from server.store.content.images import StoredImage
 from server.store.content.stored_items import PayloadPage
 
@@ -48,8 +47,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Collection[bytes]]:
     def sizes(connection: object, tenant: str, digests: Collection[bytes]) -> dict[bytes, int]:
         return {digest: len(STORED[digest].data) for digest in digests if digest in STORED}
 
-    monkeypatch.setattr(images, "load", load)
-    monkeypatch.setattr(images, "sizes", sizes)
+    monkeypatch.setattr("server.delivery.image_urls.images", SimpleNamespace(load=load, sizes=sizes))
     return loads
 
 
@@ -113,11 +111,10 @@ def test_urls_count_among_the_bytes_as_often_as_they_are_given(loaded: list[Coll
     assert loaded[0] == {digest(0)}
 
 
-def test_a_page_that_is_cut_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_cut_says_that_there_is_more() -> None:
     listed = [payload(named(0)), payload(named(1))]
     assert page_with_image_urls(CONNECTION, T, PayloadPage(listed, False)).more is False
-    monkeypatch.setattr(image_urls, "MAX_BYTES", 4000)
-    cut = page_with_image_urls(CONNECTION, T, PayloadPage(listed, False))
+    cut = page_with_image_urls(CONNECTION, T, PayloadPage(listed, False), 4000)
     assert cut == PayloadPage([payload(whole(0))], True)
 
 

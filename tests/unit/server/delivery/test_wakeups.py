@@ -18,6 +18,7 @@ from server.delivery.hub import Hub, Published
 from server.http.asgi import answers
 from server.http.asgi.answers import KEEP_ALIVE_LINE, Answer
 from server.http.handlers import responses
+from server.http.services import ApiCall
 from server.protocol.ids import response_id
 from server.store.database_errors import DatabaseError
 from tests.support.builders import make_facts
@@ -90,7 +91,7 @@ def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> Answer:
         "state": {"request_id": "req_1"},
     }
     request = Request(scope)
-    return responses.retrieve(cast("Any", services), Caller(TENANT, None), request, b"")
+    return cast("Answer", responses.retrieve(ApiCall(cast("Any", services), Caller(TENANT, None), request)))
 
 
 @pytest.mark.parametrize("commits", [1, 2])

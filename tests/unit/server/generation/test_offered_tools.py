@@ -362,3 +362,11 @@ def test_a_tool_that_the_request_does_not_offer_is_not_called_at_its_server() ->
     tool_work = run.take_tool_work()
     assert tool_work is not None
     assert [(due.call.name, due.offered) for due in tool_work.calls] == [("find", True), ("delete", False)]
+
+
+def test_an_output_that_stops_in_the_midst_of_a_call_is_incomplete() -> None:
+    half: list[Delta] = [CallStart("find"), CallDelta('{"cmd": "mk')]
+    run, _ = play([half], HostedTools())
+    assert run.ending is not None
+    assert (run.ending.status, run.ending.incomplete_reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in run.output if isinstance(item, FunctionCall)] == ["incomplete"]

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.stop_strings import StopStrings
+from server.generation.output_decoding import StopStrings
 from tests.support.builders import examples
 
 texts = st.text("abc", max_size=24)

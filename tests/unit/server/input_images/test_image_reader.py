@@ -10,7 +10,6 @@ from PIL import Image
 
 from engine.request import ImageText, RequestRefused
 from engine.scripted_engine import ScriptedEngine
-from server.input_images import image_reader
 from server.input_images.image_reader import (
     MAX_FILE_BYTES,
     MAX_PDF_PAGES,
@@ -92,16 +91,11 @@ def test_a_picture_is_read_once_for_a_tenant_and_again_for_another() -> None:
     assert another is not first
 
 
-def test_a_picture_that_takes_too_much_memory_ends_the_subprocess_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(image_reader, "MEMORY", 96 * 2**20)
-    reader = ImageReader(PIXELS)
+def test_a_picture_that_takes_too_much_memory_ends_the_subprocess_alone() -> None:
     large = encoded(Image.new("RGB", (6000, 6000)))
     with pytest.raises(ImageError, match=r"damaged|too much"):
-        reader.normalised("one", large, "auto")
-    monkeypatch.undo()
-    assert reader.normalised("one", large, "auto").data
+        ImageReader(PIXELS, memory=96 * 2**20).normalised("one", large, "auto")
+    assert ImageReader(PIXELS).normalised("one", large, "auto").data
 
 
 def test_a_picture_that_takes_too_much_time_ends_the_subprocess_alone(
@@ -112,12 +106,11 @@ def test_a_picture_that_takes_too_much_time_ends_the_subprocess_alone(
         ImageReader(PIXELS).normalised("one", encoded(square()), "auto")
 
 
-def test_the_cache_drops_what_was_not_used_for_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_drops_what_was_not_used_for_the_longest_time() -> None:
     pictures = [encoded(square(size=(64, 64 + 2 * number))) for number in range(3)]
     reader = ImageReader(PIXELS)
     sizes = [len(reader.normalised("one", picture, "auto").data) for picture in pictures]
-    monkeypatch.setattr(image_reader, "CACHE_BYTES", sum(sizes) - 1)
-    reader = ImageReader(PIXELS)
+    reader = ImageReader(PIXELS, cache_bytes=sum(sizes) - 1)
     old, used, new = (reader.normalised("one", picture, "auto") for picture in (*pictures[:2], pictures[1]))
     assert new is used
     reader.normalised("one", pictures[2], "auto")

@@ -5,7 +5,7 @@ import pytest
 from server.maintenance.audit_responses import check_conversation, check_image, check_uses
 from server.protocol.input_images import content_of
 from server.protocol.responses.items import InputImage, InputText, Message, encode_item
-from server.store.audit_images import ConversationImages, UnsoundImage
+from server.store.audit_snapshot import ConversationImages, UnsoundImage
 
 ONE, TWO = bytes(32), bytes([1] * 32)
 LOST = f"its item msg_1 names {content_of(ONE)}, which is not kept for it."

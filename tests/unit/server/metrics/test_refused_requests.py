@@ -46,7 +46,7 @@ def test_counts_that_could_not_be_stored_are_added_to_later_ones(context: Reques
     refused.count(NotAuthenticated("No key."))
     taken = refused.take()
     refused.count(NotAuthenticated("No key."))
-    refused.put_back(taken)
+    refused.add(taken)
     assert refused.take() == {RefusedRequest("", "/v1/responses", 401, "invalid_api_key"): 2}
 
 

@@ -350,9 +350,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.mark.parametrize(
     ("source", "conversation", "param"),
     [
-        (PLAIN, PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
         (PLAIN + "{{ tools }}", PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
-        (PLAIN, PromptConversation(items=TURN), "input"),
         (
             PLAIN + "{{ raise_exception('No.') if thinking }}",
             PromptConversation(items=[ASKED], chat_template_kwargs={"thinking": True}),

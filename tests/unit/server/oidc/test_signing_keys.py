@@ -8,7 +8,7 @@ import pytest
 from server.errors import NotAuthenticated, NotReady, Overloaded
 from server.oidc.signing_keys import KEEP_S, PAUSE_S, REFRESH_S, SigningKey, SigningKeys, read_keys
 from tests.support.eventually import eventually
-from tests.support.no_thread import no_thread
+from tests.support.no_thread import no_new_threads
 from tests.support.token_issuer import jwks, token
 from tests.unit.server.oidc.conftest import Verifier
 
@@ -95,12 +95,8 @@ def test_callers_share_one_fetch_and_block_nowhere() -> None:
     assert keys.find("rsa", "RS256").kid == "rsa"
 
 
-def test_a_fetch_that_no_thread_can_make_is_repeated(
-    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as machine:
-        machine.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(Overloaded, match="does not answer"):
-            verifier.verify(token())
+def test_a_fetch_that_no_thread_can_make_is_repeated(verifier: Verifier) -> None:
+    with no_new_threads(), pytest.raises(Overloaded, match="does not answer"):
+        verifier.verify(token())
     verifier.issuer.now += PAUSE_S
     assert verifier.verify(token()).tenant == "acme"

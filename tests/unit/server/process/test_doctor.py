@@ -138,8 +138,12 @@ def test_how_a_model_is_spoken_to_is_told() -> None:
 
 
 def test_what_a_model_does_not_have_is_told() -> None:
-    said = {finding.topic: finding for finding in describe_format(templated("{{ messages[0].content }}"))}
-    assert (said["calls"].level, "tool-parser" in said["calls"].sentence) == ("note", True)
+    shape = templated("{{ messages[0].content }}")
+    said = {finding.topic: finding for finding in describe_format(shape)}
+    assert said["calls"].sentence.startswith("Tools are described in the system message. Calls")
+    shape.refuse_tools()
+    calls, *_ = describe_format(shape)
+    assert (calls.level, "tool-parser" in calls.sentence) == ("note", True)
     assert [said[topic].sentence for topic in ("reasoning", "effort", "variables")] == [
         "Reasoning stands between no marks.",
         "Values of reasoning.effort: all alike.",

@@ -4,9 +4,8 @@ import base64
 import io
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from contextvars import Context, copy_context
-from threading import Barrier
+from contextvars import Context
+from threading import Event
 from urllib.parse import unquote_to_bytes
 
 import pypdf
@@ -27,12 +26,45 @@ from server.protocol.input_files import (
     storable_file_data,
 )
 from tests.support import pdfs
+from tests.support.eventually import eventually
 from tests.support.server_process import PATIENCE_S
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_known() -> None:
-    pdf._cache.clear()
+class Workers:
+    """In place of the processes that read: each reads when it may `go_on`."""
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+        self.go_on = Event()
+        self.go_on.set()
+
+    def run(self, _worker: object, content: bytes, *_bounds: int) -> bytes:
+        self.begun.append(content)
+        assert self.go_on.wait(PATIENCE_S)
+        return b'{"text": "read"}'
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    workers = Workers()
+    monkeypatch.setattr(bounded_process, "run", workers.run)
+    return workers
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for another one's PDF."""
+    monkeypatch.setattr(pdf, "WAIT_SECONDS", 0.0)
+
+
+def read_for(tenant: str | None, text: str) -> str:
+    """Reads a PDF as a tenant's request does."""
+
+    def read() -> str:
+        pdf.TENANT.set(tenant)
+        return pdf_text(pdfs.saying(text), MAX_FILE_TEXT)
+
+    return Context().run(read)
 
 
 def url(content: bytes, kind: str = "application/pdf") -> str:
@@ -89,67 +121,58 @@ def test_text_of_a_pdf_is_bounded() -> None:
         pdf_text(pdfs.saying("x" * 60, "y" * 60), 100)
 
 
-def test_pdf_is_parsed_once_for_a_request_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = pdfs.saying("Once")
-    assert pdf_text(content, MAX_FILE_TEXT) == "Once"
-    monkeypatch.setattr(pdf, "_run_worker", None)
-    assert pdf_text(content, MAX_FILE_TEXT) == "Once"
+def test_pdf_is_parsed_once_for_a_request_that_is_read_again_and_again_for_another_tenant(
+    workers: Workers,
+) -> None:
+    for tenant in ("first", "second", "first", "second"):
+        assert read_for(tenant, "Sent by two tenants") == "read"
+    assert len(workers.begun) == 2
 
 
-def test_pdf_of_another_tenant_is_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-
-    def parse(content: bytes, _most_bytes: int) -> dict[str, str]:
-        parsed.append(content)
-        return {"text": "of both"}
-
-    monkeypatch.setattr(pdf, "_run_worker", parse)
-    content = pdfs.saying("Sent by two tenants")
-    for tenant in ("first", "second", "first"):
-        context = copy_context()
-        context.run(pdf.TENANT.set, tenant)
-        assert context.run(pdf_text, content, MAX_FILE_TEXT) == "of both"
-    assert len(parsed) == 2
-
-
-def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    with ExitStack() as readers:
-        for number in range(pdf.MAX_CONCURRENT):
-            readers.enter_context(pdf._limit.hold(f"tenant {number}", 0.0))
+@pytest.mark.usefixtures("impatient")
+def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(workers: Workers) -> None:
+    workers.go_on.clear()
+    with ThreadPoolExecutor(pdf.MAX_CONCURRENT) as threads:
+        reading = [
+            threads.submit(read_for, f"tenant {number}", "Now") for number in range(pdf.MAX_CONCURRENT)
+        ]
+        eventually(lambda: len(workers.begun) == pdf.MAX_CONCURRENT)
         with pytest.raises(ExtractionBusy, match="Too many"):
-            pdf_text(pdfs.saying("Later"), MAX_FILE_TEXT)
+            read_for("another", "Later")
+        workers.go_on.set()
+        assert [each.result(PATIENCE_S) for each in reading] == ["read"] * pdf.MAX_CONCURRENT
+    assert read_for("another", "Later") == "read"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_tenant_whose_pdf_is_read_waits_and_another_does_not(workers: Workers) -> None:
+    workers.go_on.clear()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(read_for, "busy", "Being read")
+        eventually(lambda: workers.begun)
+        with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
+            read_for("busy", "Mine")
+        assert to_api_error(refused.value).status == 429
+        other = threads.submit(read_for, "other", "Theirs")
+        eventually(lambda: len(workers.begun) == 2)
+        workers.go_on.set()
+        assert [first.result(PATIENCE_S), other.result(PATIENCE_S)] == ["read"] * 2
+    assert read_for("busy", "Mine") == "read"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_where_tenants_are_not_told_apart_all_may_be_read_for_one(workers: Workers) -> None:
+    workers.go_on.clear()
+    with ThreadPoolExecutor(2) as threads:
+        read = threads.map(read_for, [None, None], ["One", "Other"])
+        eventually(lambda: len(workers.begun) == 2)
+        workers.go_on.set()
+        assert list(read) == ["read", "read"]
+
+
+def test_pdfs_that_are_sent_together_are_all_read() -> None:
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda text: pdf_text(pdfs.saying(text), 100), ["a", "b"])) == ["a", "b"]
-
-
-def read_for(tenant: str | None, text: str) -> str:
-    pdf.TENANT.set(tenant)
-    return pdf_text(pdfs.saying(text), MAX_FILE_TEXT)
-
-
-def test_tenant_whose_pdf_is_read_waits_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    with pdf._limit.hold("busy", 0.0):
-        with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
-            Context().run(read_for, "busy", "Mine")
-        assert to_api_error(refused.value).status == 429
-        assert Context().run(read_for, "other", "Theirs") == "Theirs"
-    assert Context().run(read_for, "busy", "Mine") == "Mine"
-
-
-def test_where_tenants_are_not_told_apart_all_may_be_read_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    together = Barrier(2)
-
-    def run(*_arguments: object) -> bytes:
-        together.wait(PATIENCE_S)
-        return b'{"text": "read"}'
-
-    monkeypatch.setattr(bounded_process, "run", run)
-    with ThreadPoolExecutor(2) as threads:
-        read = threads.map(lambda text: pdf_text(pdfs.saying(text), MAX_FILE_TEXT), ["a", "b"])
-        assert list(read) == ["read", "read"]
 
 
 def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +185,7 @@ def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pyte
 
 @pytest.mark.parametrize("text", ["%41%", "%zz", "ä%e2%82%ac", "a%4", ""])
 def test_escapes_of_a_data_url_are_read_wherever_its_pieces_end(text: str) -> None:
-    for before in range(pdf._PIECE - 8, pdf._PIECE + 2):
+    for before in range(pdf.PIECE - 8, pdf.PIECE + 2):
         body = "a" * before + text
         assert file_content(f"data:,{body}") == unquote_to_bytes(body)
 

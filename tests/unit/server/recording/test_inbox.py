@@ -4,7 +4,6 @@ from time import monotonic
 import pytest
 
 from engine.request import Failed, Finished, Tokens, TokenUsage
-from server.recording import inbox
 from server.recording.inbox import NO_PAUSE, Inbox, Pause
 from server.recording.inbox_messages import RecorderMessage
 
@@ -60,9 +59,8 @@ def test_the_last_message_of_a_request_ends_the_pause(last: RecorderMessage) -> 
     assert gathered_within(box, HOUR) == [Tokens("a", (2,)), last]
 
 
-def test_tokens_after_the_first_wait_for_the_end_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "_MAX_WAIT", 0.001)
-    box = Inbox()
+def test_tokens_after_the_first_wait_for_the_end_of_the_pause() -> None:
+    box = Inbox(max_wait=0.001)
     for request in ("a", "never answered"):
         box.expect(request)
     box.forget("never answered")
@@ -85,30 +83,26 @@ def test_even_an_urgent_message_waits_for_as_long_as_the_pause_says(first: Recor
     assert pause.urgent <= monotonic() < pause.longest
 
 
-def test_what_comes_while_an_urgent_message_waits_is_in_the_same_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    box = Inbox()
-    box.expect("a")
-    box.put([FIRST[0]])
+def test_what_comes_while_an_urgent_message_waits_is_in_the_same_commit() -> None:
     waits: list[float] = []
 
     def come_meanwhile(seconds: float) -> None:
         waits.append(seconds)
         box.put([Tokens("b", (2,))])
 
-    monkeypatch.setattr(inbox, "sleep", come_meanwhile)
+    box = Inbox(sleep=come_meanwhile)
+    box.expect("a")
+    box.put([FIRST[0]])
     assert box.gather(paused(HOUR, HOUR)) == [FIRST[0], Tokens("b", (2,))]
     assert 0 < waits[0] <= HOUR
 
 
 @pytest.mark.parametrize("first", FIRST)
 def test_the_first_message_of_a_request_does_not_wait_where_the_last_pause_is_over(
-    first: RecorderMessage, monkeypatch: pytest.MonkeyPatch
+    first: RecorderMessage,
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(inbox, "sleep", waits.append)
-    box = Inbox()
+    box = Inbox(sleep=waits.append)
     box.expect("a")
     for pause in (NO_PAUSE, paused(0.0), paused(HOUR)):
         box.put([first])

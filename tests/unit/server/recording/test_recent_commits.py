@@ -2,11 +2,8 @@
 
 from uuid import uuid4
 
-import pytest
-
 from engine.request import TokenUsage
 from server.generation.run import Run
-from server.recording import recent_commits
 from server.recording.inbox_messages import RunUpdate
 from server.recording.recent_commits import RETAIN_SECONDS, RecentCommits
 from server.store.commit_probe import Probe
@@ -97,9 +94,8 @@ def test_commits_that_wait_for_the_disk_are_retained_for_a_failover() -> None:
     assert (before, recent.is_over(run.facts.id)) == (True, False)
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_commits, "MAX_BYTES", 2000)
-    recent, run = RecentCommits(Clock()), new()
+def test_memory_is_bounded() -> None:
+    recent, run = RecentCommits(Clock(), max_bytes=2000), new()
     for _ in range(100):
         recent.committed([spoken(run, "a")], synchronous=False)
     assert 1 <= len(recent.take({run.facts.id})[run.facts.id].earlier_rows) < 10

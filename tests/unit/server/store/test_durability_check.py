@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.store.durability_check import STANDBY, DurabilitySettings, complaints
+from server.store.session_check import STANDBY, DurabilitySettings, complaints
 
 SAFE = DurabilitySettings(
     fsync="on",

@@ -4,7 +4,7 @@ from time import monotonic
 
 import pytest
 
-from server.store.shared_outage import OutageContinues, SharedOutage
+from server.store.database import OutageContinues, SharedOutage
 from tests.support.eventually import eventually
 
 LONG = 60.0

@@ -1,5 +1,4 @@
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -80,13 +79,13 @@ def test_while_all_are_at_work_a_new_one_is_refused(made: Many) -> None:
     assert sessions.run("b", "x").output == "1"
 
 
-def test_unused_sandboxes_are_swept_away(made: Many, monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = SandboxSessions(made, 8, 100)
-    now = time.monotonic()
+def test_unused_sandboxes_are_swept_away(made: Many) -> None:
+    now = 1000.0
+    sessions = SandboxSessions(made, 8, 100, clock=lambda: now)
     sessions.run("a", "x")
-    monkeypatch.setattr(time, "monotonic", lambda: now + 90)
+    now += 90
     sessions.run("b", "x")
-    monkeypatch.setattr(time, "monotonic", lambda: now + 110)
+    now += 20
     sessions.sweep()
     assert [sandbox.closed for sandbox in made] == [True, False]
 

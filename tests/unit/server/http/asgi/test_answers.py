@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
 
-from server.delivery import hub as hub_module
 from server.delivery.frames import FramePage
-from server.delivery.hub import Channel, Published
+from server.delivery.hub import TAIL_FRAMES, Channel, Published
 from server.errors import NotFound
 from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, StreamPosition
 from server.store.database_errors import DatabaseError
@@ -34,9 +33,9 @@ def never(_first: int, _last: bytes | None) -> FramePage:
 class Stream:
     """A channel, and clients that follow it."""
 
-    def __init__(self, *, stored: bool = True) -> None:
+    def __init__(self, *, stored: bool = True, tail_frames: int = TAIL_FRAMES) -> None:
         self.abandoned: list[float] = []
-        self.channel = Channel(stored=stored, start=0)
+        self.channel = Channel(stored=stored, start=0, tail_frames=tail_frames)
         self.channel.end_without_readers(lambda: self.abandoned.append(now()), GRACE)
 
     def add(self, *frames: bytes, end: bool = False) -> None:
@@ -121,8 +120,7 @@ def test_what_is_ready_together_is_sent_together() -> None:
     assert run(main).pieces == [b"".join(FRAMES), DONE]
 
 
-def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "TAIL_FRAMES", 3)
+def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store() -> None:
     asked: list[int] = []
 
     def read(first: int, _last: bytes | None) -> FramePage:
@@ -130,7 +128,7 @@ def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store(monkeypatch:
         return FramePage(FRAMES[first:8], False)
 
     async def main() -> Client:
-        stream = Stream()
+        stream = Stream(tail_frames=3)
         client, task = stream.follow(read=read)
         stream.add(*FRAMES[:1])
         await client.until(lambda: client.body == FRAMES[0])

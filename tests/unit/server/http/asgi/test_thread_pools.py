@@ -9,7 +9,7 @@ import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.http.asgi.thread_pools import ThreadPool, Threads, ThreadShare, make_thread_pools, run_in_thread
-from tests.support.no_thread import no_thread
+from tests.support.no_thread import no_new_threads
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
@@ -272,11 +272,10 @@ def test_a_closed_pool_has_finished_its_calls() -> None:
     assert ended.is_set()
 
 
-def test_a_thread_that_cannot_be_made_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_made_is_made_later() -> None:
     async def scenario() -> None:
         threads, together = Threads(), threading.Barrier(3)
-        with monkeypatch.context() as machine:
-            machine.setattr(threading.Thread, "start", no_thread)
+        with no_new_threads():
             for _ in range(3):
                 with pytest.raises(Overloaded):
                     await run_in_thread(threads, lambda: None)
@@ -286,14 +285,11 @@ def test_a_thread_that_cannot_be_made_is_made_later(monkeypatch: pytest.MonkeyPa
     asyncio.run(scenario())
 
 
-def test_a_call_for_which_no_thread_can_be_made_waits_for_another_one_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_for_which_no_thread_can_be_made_waits_for_another_one_s() -> None:
     async def scenario() -> None:
         threads, may_end = Threads(), threading.Event()
         first = threads.call(lambda: may_end.wait(PATIENCE_S))
-        with monkeypatch.context() as machine:
-            machine.setattr(threading.Thread, "start", no_thread)
+        with no_new_threads():
             second = threads.call(lambda: "done")
         may_end.set()
         assert (await first, await second) == (True, "done")

@@ -8,7 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.asgi.request_log import MessageLog
 from server.http.asgi.thread_pools import ThreadShare
-from server.http.websocket.connection import PendingResponse, _Connection
+from server.http.websocket.connection import _Connection
+from server.http.websocket.session import PendingResponse
 from server.logs.context import RequestContext
 from server.protocol.responses.request import CreateMessage
 

@@ -10,8 +10,7 @@ import pytest
 
 from server.errors import NotFound
 from server.http.handlers import responses
-from server.http.websocket.connection import PendingResponse
-from server.http.websocket.session import SocketSession
+from server.http.websocket.session import PendingResponse, SocketSession
 from server.limits.shared_limit import SharedLimit
 from server.limits.tenant_limits import DECODED_FACTOR
 from server.protocol.responses.items import Item, encode_item

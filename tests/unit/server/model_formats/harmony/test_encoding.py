@@ -68,24 +68,28 @@ def test_words_are_remembered_unless_they_are_long() -> None:
     assert (remembered().hits, remembered().currsize) == (hits + 1, size)
 
 
-def test_a_panic_of_the_library_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):
-        """What a panic in Rust is to Python."""
+class PanicException(BaseException):
+    """What a panic in Rust is to Python."""
 
-    class Panicking:
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "sentence"),
+    [
+        (PanicException("called `Result::unwrap()` on an `Err` value"), PromptError, "unwrap"),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
+    ],
+    ids=["panic", "interrupt"],
+)
+def test_a_panic_of_the_library_is_an_error_of_the_request_and_an_interrupt_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    expected: type[BaseException],
+    sentence: str,
+) -> None:
+    class Raising:
         def encode(self, _text: str, **_options: object) -> list[int]:
-            raise PanicException("called `Result::unwrap()` on an `Err` value")
+            raise raised
 
-    monkeypatch.setattr(encoding(), "_encoding", Panicking())
-    with pytest.raises(PromptError, match="unwrap"):
-        encoding().encode("new words")
-
-
-def test_an_interrupt_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def encode(self, _text: str, **_options: object) -> list[int]:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(encoding(), "_encoding", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(encoding(), "_encoding", Raising())
+    with pytest.raises(expected, match=sentence):
         encoding().encode("new words")

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from server.protocol.ids import new_uuid
 from server.store.cluster.standby_heartbeat import (
     StandbyHeartbeat,
@@ -31,7 +29,7 @@ def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> Non
 def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> None:
     standby = make_standby("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
-    process = standby._process
+    process = standby.process
     assert process is not None
     assert os.getpgid(process.pid) != os.getpgid(0)  # a Ctrl-C during its imports does not reach it
     standby.signal_alive()
@@ -39,18 +37,19 @@ def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> No
     assert process.returncode == 0
 
 
-def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.store.cluster.standby_heartbeat._RESTART_SECONDS", 0.0)
-    standby = make_standby("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
+def test_a_process_that_was_killed_is_started_again() -> None:
+    url = "postgresql://nobody@127.0.0.1:1/none"
+    settings = StandbySettings(url, str(new_uuid()), os.getpid(), every=3, silence=2, longest_stall=60)
+    standby = StandbyHeartbeat(settings, restart_seconds=0.0)
     standby.start()
     try:
-        first = standby._process
+        first = standby.process
         assert first is not None
         first.kill()
         first.wait()
         standby.signal_alive()
-        assert standby._process is not None
-        assert standby._process.pid != first.pid
+        assert standby.process is not None
+        assert standby.process.pid != first.pid
     finally:
         standby.stop()
 
@@ -61,6 +60,6 @@ def test_a_server_that_is_silent_for_too_long_is_not_beaten_for_any_more() -> No
         StandbySettings(url, str(new_uuid()), os.getpid(), every=0.01, silence=0.01, longest_stall=0.1)
     )
     silent.start()
-    assert silent._process is not None
-    assert silent._process.wait(30) == 0
+    assert silent.process is not None
+    assert silent.process.wait(30) == 0
     silent.stop()

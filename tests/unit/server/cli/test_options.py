@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.cli.option_types import duration, moment_or_duration, names, whole_number
+from server.cli.options import duration, moment_or_duration, names, whole_number
 
 
 @pytest.mark.parametrize(

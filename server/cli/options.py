@@ -1,8 +1,9 @@
-"""Requests of the admin API as command options: each described field of a request is an option."""
+"""Options of commands: durations, numbers and names; each described field of an admin API's request."""
 
 import argparse
+import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -10,11 +11,62 @@ from msgspec import Struct
 from server.administration.request_fields import RequestField, fields_of, read_request
 from server.caller import DEFAULT_TENANT
 from server.cli.command import refusals_as_sentences
-from server.cli.option_types import moment_or_duration, names, whole_number
 from server.store.database import Connection
 from server.store.erasure import tenant_rows
 
 S = TypeVar("S", bound=Struct)
+
+_DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+MAX_DURATION = timedelta(days=36500)
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
+DURATIONS = "90m, 24h, 7d"
+"""Examples, for help texts."""
+
+
+def duration(text: str) -> timedelta:
+    """A duration such as 90s, 15m, 24h, 30d or 2w."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError("must be a number with s, m, h, d or w, such as 24h or 30d")
+    unit = timedelta(**{_UNITS[match[2]]: 1})
+    if int(match[1]) > MAX_DURATION / unit:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_DURATION.days}d")
+    return unit * int(match[1])
+
+
+def moment_or_duration(text: str) -> datetime | timedelta:
+    """A time in ISO 8601, without a zone in UTC; or a duration."""
+    if _DURATION.fullmatch(text):
+        return duration(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "must be a time such as 2026-12-01 or 2026-12-01T09:00Z, or a duration such as 24h or 30d"
+        ) from None
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    if not _FIRST <= time < _LAST:
+        raise argparse.ArgumentTypeError("must be a time from 1970 to 2999")
+    return time
+
+
+def whole_number(low: int, high: int, unit: str = "") -> Callable[[str], int]:
+    """The type of whole numbers from `low` to `high`, in ASCII digits."""
+
+    def read(text: str) -> int:
+        digits = text.removeprefix("-") if low < 0 else text
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"must be a whole number{unit} from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return sorted({name for part in text.split(",") if (name := part.strip())})
+
 
 FLAGS = {
     "requests_per_minute": "--rpm",
@@ -77,10 +129,7 @@ def _reader(field: RequestField) -> Callable[[str], object]:
 def request_of(
     request: type[S], options: argparse.Namespace, now: datetime | None = None, **values: object
 ) -> S:
-    """The request with the options that are given, and with `values` for others.
-
-    Durations begin now. Raises InvalidRequest.
-    """
+    """The request of the given options, else of `values`; durations begin now. Raises InvalidRequest."""
     for name in fields_of(request):
         value = getattr(options, _PREFIX + name, values.get(name))
         if isinstance(value, timedelta):

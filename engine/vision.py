@@ -1,23 +1,26 @@
-"""`ImageProcessor`: a model folder's own image processor, and the text that stands for a picture in a prompt.
+"""Pictures in prompts: a model folder's own image processor, and `ImageEncoder`, the model's vision tower.
 
-Uses transformers' processors with their Pillow backend. The parts of a processor for video and sound are left
-out: they need torchvision or torchaudio, and nothing here sends them anything.
+Uses transformers' processors with their Pillow backend, without their parts for video and sound, which need
+torchvision or torchaudio. The encoder, on the engine thread, works for every model with `get_image_features`;
+models with rotary positions in three dimensions (time, height, width) have `get_rope_index`, too.
 """
 
+import inspect
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
+from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.models.auto import processing_auto
 
 from engine.config import ModelRefused
-from engine.request import MAX_IMAGE_PIXELS, ImageText, describe, one_line
+from engine.request import MAX_IMAGE_PIXELS, ImageText, PromptImage, describe, one_line
 
 SERVED_FAMILIES = frozenset({
     "gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl",
@@ -50,8 +53,6 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """A picture as the vision tower takes it."""
-
     layout: ImageLayout
     tensors: Mapping[str, Tensor]
     """The arguments of the model's `get_image_features`, and others that it does not take."""
@@ -61,21 +62,16 @@ class ProcessedImage:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-class _ImageText(Protocol):
-    """The part of transformers' processors that writes the text for a picture."""
-
-    image_token: str
-
-    def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str: ...
-
-
 class ImageProcessor:
     """Thread-safe: calls do not change it."""
 
     def __init__(
-        self, processor: Any, texts: _ImageText, arguments: Mapping[str, Any], token_id: int, token: str
+        self, processor: Any, texts: Any, arguments: Mapping[str, Any], token_id: int, token: str
     ) -> None:
-        """`token_id` is the token in place of which the model takes a row of a picture, `token` its text."""
+        """`token_id` is the token in place of which the model takes a row of a picture, `token` its text.
+
+        `texts`, a processor of transformers or `_PixtralText`, writes the text for a picture.
+        """
         self._processor = processor
         self._texts = texts
         self._arguments = arguments
@@ -122,7 +118,6 @@ class ImageProcessor:
 
 
 def _decode(data: bytes) -> Image.Image:
-    """The first frame in RGB."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_IMAGE_PIXELS:
@@ -211,3 +206,87 @@ class _PixtralText:
         height, width = (int(pixels) for pixels in image_inputs["image_sizes"][image_idx])
         row = self.image_token * (width // self.patch)
         return str(self._break.join([row] * (height // self.patch)) + self._end)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A picture as the language model takes it: one row for each `image_token_id`."""
+
+    embeddings: Tensor
+    """`[n, hidden]`."""
+    deepstack: tuple[Tensor, ...] = ()
+    """`[n, hidden]` each: added to the output of the first layers, one each (Qwen3-VL)."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in (self.embeddings, *self.deepstack))
+
+
+@dataclass(frozen=True, slots=True)
+class RopePositions:
+    prompt: Tensor
+    """`[3, tokens]`, on the host."""
+    delta: int
+    """The number that is added to the index of a token after the prompt."""
+
+
+class ImageEncoder:
+    def __init__(self, network: PreTrainedModel) -> None:
+        self._model = network.model
+        self._device, self._dtype = network.device, network.dtype
+        self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
+        self.image_token_id: int = network.config.image_token_id
+
+    @property
+    def has_3d_positions(self) -> bool:
+        return hasattr(self._model, "get_rope_index")
+
+    def encode(self, tensors: Mapping[str, Tensor]) -> EncodedImage:
+        arguments = {
+            name: value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
+            for name, value in tensors.items()
+            if name in self._takes
+        }
+        output = self._model.get_image_features(**arguments, return_dict=True)
+        layers = getattr(output, "deepstack_features", None) or ()
+        return EncodedImage(_rows(output.pooler_output), tuple(map(_rows, layers)))
+
+    def rope_positions(
+        self, token_ids: Sequence[int], images: Sequence[PromptImage], grids: Sequence[Tensor]
+    ) -> RopePositions:
+        """For models with positions in three dimensions.
+
+        `get_rope_index` gets each picture with the text before it, because it takes two pictures without text
+        between them for one. After a picture, positions go on from the highest one.
+        """
+        prompt = torch.tensor(token_ids)
+        parts: list[Tensor] = []
+        begin = offset = 0
+        for image, grid in zip(images, grids, strict=True):
+            part = prompt[begin : image.end]
+            is_image = part == self.image_token_id
+            is_image[: image.start - begin] = False
+            own, _ = self._model.get_rope_index(part[None], is_image[None].long(), image_grid_thw=grid)
+            parts.append(own[:, 0] + offset)
+            begin, offset = image.end, int(parts[-1].max()) + 1
+        rest = torch.arange(offset, offset + len(prompt) - begin)
+        return RopePositions(torch.cat([*parts, rest.expand(3, -1)], dim=1), offset - begin)
+
+
+def check_encoder(network: PreTrainedModel, processor: ImageProcessor) -> None:
+    """Encodes one picture. Raises `ModelRefused` unless the model has a row for each token of its text."""
+    file = io.BytesIO()
+    Image.new("RGB", (96, 64), (40, 90, 160)).save(file, "PNG")
+    processed = processor.process(file.getvalue())
+    with torch.inference_mode():
+        rows = ImageEncoder(network).encode(processed.tensors).embeddings
+    if len(rows) != processed.layout.text.tokens:
+        raise ModelRefused(
+            f"For a picture of {processed.layout.text.tokens} tokens it has {len(rows)} rows of embeddings."
+        )
+
+
+def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """`[n, hidden]` from one tensor of any shape or several, as models return the parts of a picture."""
+    parts = [features] if isinstance(features, Tensor) else features
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

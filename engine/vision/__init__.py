@@ -1,1 +1,0 @@
-"""Pictures in prompts: the model folder's image processor and the vision tower."""

@@ -1,0 +1,194 @@
+"""The table of public chat templates in docs/models.md: `python -m tests.support.public_templates FOLDER`.
+
+FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source. No weights are needed: each
+template gets a tokenizer whose special tokens are the marks that it writes.
+"""
+
+import json
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.grammar.compiler import GrammarCompiler
+from engine.vocabulary import read_vocabulary
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
+from server.model_formats.chat_template.template_check import contradictions
+from server.model_formats.model_format import (
+    CallChoice,
+    CallEnd,
+    CallStart,
+    PromptConversation,
+    PromptError,
+    PromptTool,
+    merge_deltas,
+)
+from server.model_formats.select_format import load_model_format
+from server.protocol.responses.items import FunctionCall, InputText, Item, Message
+from tests.support.documents import between
+from tests.support.walks import walk
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+END = "<|im_end|>"
+_MARK = re.compile(
+    r"<[|｜][^|｜<>\n' ]{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\]<\]minimax\[>\["
+    r"|\[/?(?:TOOL_CALLS|THINK|ARGS|CALL_ID|INST|AVAILABLE_TOOLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT)\]"
+)
+_USER = Message("msg_1", "completed", "user", [InputText("Say")])
+_TOOLS = [
+    PromptTool(
+        name=name,
+        description="A tool.",
+        strict=True,
+        parameters={
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    )
+    for name in ("get_weather", "get_time")
+]
+
+
+def folder_with(template: str, where: Path, *, special: bool = True) -> Path:
+    """A model folder with the template. With `special`, the marks that look like control tokens are such."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["hello"], trainer)
+    marks = sorted(set(_MARK.findall(template)) - {END}) if special else []
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in ["<s>", END, *marks]])
+    tokenizer.save(str(where / "tokenizer.json"))
+    (where / "chat_template.jinja").write_text(template)
+    (where / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": END}))
+    (where / "config.json").write_text(json.dumps({"model_type": "of_a_template"}))
+    return where
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is served with one template."""
+
+    template: str
+    call_format: str
+    calls: str
+    parallel: str
+    forced: str
+    reasoning: str
+    effort: str
+    verdict: str
+
+    def __str__(self) -> str:
+        cells = (
+            f"`{self.template}`",
+            self.call_format,
+            self.calls,
+            self.parallel,
+            self.forced,
+            self.reasoning,
+            self.effort,
+            self.verdict,
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| template | format | calls | parallel | forced | reasoning | effort | verdict |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+)
+
+
+def row_of(path: Path, where: Path) -> Row:
+    """The row of one template; `where` is an empty folder."""
+    folder = folder_with(path.read_text(), where)
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
+    assert end is not None
+    model_format = load_model_format(folder, frozenset({end}))
+    assert isinstance(model_format, ChatTemplateFormat)
+    unread = contradictions(model_format)
+    known = model_format.call_format is not None and "calls" not in unread
+    garbled = [part for part in unread if part != "calls"]
+    calls = "described" if model_format.describes_tools else "yes"
+    return Row(
+        path.stem,
+        f"`{model_format.call_format}`" if known else "-",
+        calls if known else "refused",
+        _yes(known and _reads_two(model_format)),
+        _yes(known and _can_force(model_format, folder)),
+        f"`{model_format.reasoning_name}`" if model_format.reasoning_name else "-",
+        ", ".join(model_format.effort_values) or "-",
+        "not served" if garbled else "served" if known else "text only",
+    )
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _reads_two(model_format: ChatTemplateFormat) -> bool:
+    """Whether two calls of one turn, written by the template, are read as two."""
+    turn: list[Item] = [
+        FunctionCall(f"fc_{n}", "completed", f"call_{n}", tool.name, '{"city": "Paris"}')
+        for n, tool in enumerate(_TOOLS)
+    ]
+    try:
+        asked = model_format.write(PromptConversation(items=[_USER], tools=_TOOLS))
+        whole = model_format.write(
+            PromptConversation(items=[_USER, *turn], tools=_TOOLS, add_generation_prompt=False)
+        )
+    except PromptError:
+        return False
+    before = model_format.without_reasoning_marks(model_format.spell(asked.token_ids))
+    _, _, written = model_format.spell(whole.token_ids).rpartition(before)
+    parser = model_format.parser(asked)
+    deltas = merge_deltas(parser.feed(model_format.encode(written, special=False)) + parser.close())
+    names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
+    return names == [tool.name for tool in _TOOLS]
+
+
+def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
+    """Whether random outputs under `tool_choice: required` are whole calls with the schema's arguments."""
+    prompt = model_format.write(
+        PromptConversation(items=[_USER], tools=_TOOLS, tool_choice=CallChoice(mode="required"))
+    )
+    vocabulary = read_vocabulary(folder, Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
+    assert vocabulary is not None
+    assert prompt.grammar is not None
+    compiler = GrammarCompiler(vocabulary)
+    try:
+        for seed in range(3):
+            hints = [list(model_format.encode(text, special=False)) for text in ('"', "}", "]", ")", "</")]
+            tokens = walk(compiler, prompt.grammar, random.Random(seed), hints)
+            parser = model_format.parser(prompt)
+            deltas = merge_deltas(parser.feed(tokens) + parser.close())
+            starts = sum(isinstance(delta, CallStart) for delta in deltas)
+            if not starts or starts != sum(isinstance(delta, CallEnd) for delta in deltas):
+                return False
+    finally:
+        compiler.close()
+    return True
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """The rows of a folder's templates, by name; harmony's has a format of its own."""
+    for path in sorted(folder.glob("*.jinja")):
+        if "gpt-oss" not in path.stem:
+            with tempfile.TemporaryDirectory() as where:
+                yield row_of(path, Path(where))
+
+
+def main() -> None:
+    table = HEAD + "".join(f"{row}\n" for row in rows(Path(sys.argv[1])))
+    PAGE.write_text(between(PAGE.read_text(), "templates", table))
+
+
+if __name__ == "__main__":
+    main()
