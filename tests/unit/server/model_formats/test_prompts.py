@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS
 from server.model_formats.model_format import (
     CallChoice,
     ModelFormat,
@@ -298,7 +297,6 @@ def test_variables_of_callers_come_before_effort_and_are_few() -> None:
         with pytest.raises(PromptError) as refusal:
             write("hermes", ASKED, chat_template_kwargs={name: value})
         assert refusal.value.param == f"chat_template_kwargs.{name}"
-    assert not CHAT_TEMPLATE_KWARGS & {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 def test_a_prompt_may_end_after_the_last_message() -> None:
@@ -356,11 +354,6 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ("source", "conversation", "param"),
     [
         (PLAIN + "{{ tools }}", PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
-        (
-            PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
-            PromptConversation(items=[ASKED], reasoning_effort="high"),
-            "reasoning.effort",
-        ),
         (
             PLAIN + "{{ raise_exception('No.') if thinking }}",
             PromptConversation(items=[ASKED], chat_template_kwargs={"thinking": True}),
