@@ -10,6 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from server.completions.chunk_stream import (
+    PARAGRAPH,
     ChoiceEnded,
     ChoiceEvent,
     ChoiceStarted,
@@ -230,8 +231,9 @@ class ChatFormat(ChunkFormat):
             case ChoiceStarted():
                 begun = [Delta(role=self.role, content="")]
                 return [*begun, Delta(content=self.echo)] if self.echo else begun
-            case OutputTextDelta(delta=text):
-                return [Delta(content=text)]
+            case OutputTextDelta(item_id=message, delta=text):
+                before, choice.message = choice.message, message
+                return [Delta(content=PARAGRAPH + text if before not in ("", message) else text)]
             case ReasoningTextDelta(delta=text) if self.include_reasoning:
                 return [Delta(reasoning_content=text, reasoning=text)]
             case OutputItemAdded(item=FunctionCall() | CustomToolCall() as item):
@@ -300,7 +302,7 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
     thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
     calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
     reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None
-    text = shape.echo + "".join(part.text for part in texts)
+    text = shape.echo + final.text
     message = ChatMessage(
         shape.role,
         text if text or (texts and not calls) else None,

@@ -25,8 +25,18 @@ from server.protocol.responses.events import (
     TokenIdsEvent,
     split_frame,
 )
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, OutputText, Reasoning
+from server.protocol.responses.items import (
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    OutputText,
+    Reasoning,
+    plain_text,
+)
 from server.protocol.responses.response import IncompleteDetails, ResponseError, Usage
+
+PARAGRAPH = "\n\n"
+"""Between the texts of two messages of one answer."""
 
 
 class FinalChoice(msgspec.Struct, frozen=True):
@@ -47,6 +57,12 @@ class FinalChoice(msgspec.Struct, frozen=True):
     def texts(self) -> list[OutputText]:
         parts = [part for item in self.output if isinstance(item, Message) for part in item.content]
         return [part for part in parts if isinstance(part, OutputText)]
+
+    @property
+    def text(self) -> str:
+        """The texts of all messages, a paragraph each."""
+        messages = (plain_text(item.content) for item in self.output if isinstance(item, Message))
+        return PARAGRAPH.join(filter(None, messages))
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -106,6 +122,8 @@ class StreamedChoice:
     index: int
     calls: int = 0
     """Tool calls that have begun."""
+    message: str = ""
+    """The id of the message whose text came last."""
     length: int = 0
     """Characters of its text."""
     final: FinalChoice | None = None

@@ -15,8 +15,10 @@ from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
+from server.model_formats.model_format import ModelFormat
 from server.process import load_model
-from server.process.load_model import engine_config, read_adapters, refused_without_torch
+from server.process.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
 from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
@@ -63,6 +65,7 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
             check_template(folder, config.chat_template)
             settings = engine_config(config, folder, read_adapters(config))
             yield from describe_engine(_diagnose(settings, say))
+        yield from describe_format(read_format(config, folder))
     except UnsupportedModel as error:
         yield problem("engine", _sentence(f"{error} {OTHER_ENGINE}"))
     except (ConfigError, ModelRefused, OSError, ValueError) as error:
@@ -141,6 +144,23 @@ def engine_advice(engine: "Diagnosis") -> Iterator[str]:
             "Models of this size are slow on a CPU: `--engine llama-server` with a GGUF file of few bits is "
             "faster."
         )
+
+
+def describe_format(model_format: ModelFormat) -> Iterator[Finding]:
+    """Yield how the model is spoken to: its calls, its reasoning, and what its chat template reads. Pure."""
+    if not isinstance(model_format, ChatTemplateFormat):
+        yield Finding("ok", "format", "Prompts and outputs are in harmony, the format of gpt-oss.")
+        return
+    calls = model_format.call_format or "text, as their format is not known: see the setting tool-parser"
+    marks = " and ".join(model_format.reasoning_tags) or "no marks"
+    efforts = "; ".join(model_format.effort_values) or "all alike"
+    inputs = ", ".join(model_format.template_inputs) or "none"
+    level: Literal["ok", "note"] = "ok" if model_format.call_format else "note"
+    described = "Tools are described in the system message. " if model_format.describes_tools else ""
+    yield Finding(level, "calls", f"{described}Calls of tools are read as {calls}.")
+    yield Finding("ok", "reasoning", f"Reasoning stands between {marks}.")
+    yield Finding("ok", "effort", f"Values of reasoning.effort: {efforts}.")
+    yield Finding("ok", "variables", f"Variables of chat_template_kwargs that the template reads: {inputs}.")
 
 
 def examine_database(config: Config) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from engine.config import DecodeName, EngineConfig, ModelRefused, UnsupportedModel
 from engine.request import Deliver, Engine, OnEngineDeath
@@ -20,6 +21,7 @@ from server.model_formats.chat_template.chat_template_format import ChatTemplate
 from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
+from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
 from server.prompting.loaded_model import LoadedModel
@@ -49,12 +51,10 @@ def load_model(
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     model_info = engine.model_info
     try:
-        model_format = load_model_format(
+        model_format = read_format(
+            config,
             folder,
             model_info.stop_ids,
-            VocabularyPlaces(*tiktoken_folders()),
-            tool_parser=config.tool_parser,
-            chat_template=config.chat_template,
             image_placeholder=model_info.image_placeholder,
             image_token_id=model_info.image_token_id,
             grammar_token_ids=model_info.grammar_token_ids,
@@ -78,6 +78,20 @@ def load_model(
         max_tool_calls=config.max_hosted_calls,
         summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",
+    )
+
+
+def read_format(
+    config: Config, folder: Path, stop_ids: frozenset[int] = frozenset(), **of_engine: Any
+) -> ModelFormat:
+    """The configured format of the model in `folder`. Arguments and errors are `load_model_format`'s."""
+    return load_model_format(
+        folder,
+        stop_ids,
+        VocabularyPlaces(*tiktoken_folders()),
+        tool_parser=config.tool_parser,
+        chat_template=config.chat_template,
+        **of_engine,
     )
 
 

@@ -33,6 +33,14 @@ def ask(client: OpenAI, messages: list[Any], *, stream: bool = False, **extra: A
     )
 
 
+def test_a_thought_without_an_answer_is_continued(client: OpenAI, tokenizer: Tokenizer) -> None:
+    begun: list[Any] = [*HELLO, {"role": "assistant", "reasoning_content": "The user wants", "content": None}]
+    told = ask(client, begun, return_token_ids=True, **GOES_ON)
+    prompt = tokenizer.decode(told.prompt_token_ids, skip_special_tokens=False)
+    assert prompt.endswith("The user wants")
+    assert told.choices[0].message.reasoning_content
+
+
 def test_tokens_are_those_of_the_prompt_and_of_the_answer(client: OpenAI, tokenizer: Tokenizer) -> None:
     told = ask(client, HELLO, return_token_ids=True, store=True, n=2)
     prompt = tokenizer.decode(told.prompt_token_ids, skip_special_tokens=False)

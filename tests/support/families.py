@@ -98,6 +98,17 @@ def format_of(name: str) -> ChatTemplateFormat:
     return model_format
 
 
+def templated(source: str, family: str = "hermes") -> ChatTemplateFormat:
+    """A model format with a family's tokenizer and this template."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-template-") as directory:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            Path(directory, name).write_bytes((folder_of(family) / name).read_bytes())
+        Path(directory, "chat_template.jinja").write_text(source)
+        model_format = load_model_format(Path(directory), frozenset())
+    assert isinstance(model_format, ChatTemplateFormat)
+    return model_format
+
+
 @functools.cache
 def tokenizer_at(name: str) -> Tokenizer:
     return Tokenizer.from_file(str(folder_of(name) / "tokenizer.json"))

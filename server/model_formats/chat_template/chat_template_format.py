@@ -1,17 +1,22 @@
 """The model format of every model with a Hugging Face chat template, whatever its family."""
 
 import copy
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.chat_template.described_tools import describe_tools
+from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
-from server.model_formats.chat_template.template_messages import write_messages
+from server.model_formats.chat_template.template_messages import thought_of, write_messages
 from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
@@ -19,8 +24,10 @@ from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.formats import Hermes
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
-from server.protocol.responses.items import Message, PreparedImage, Reasoning
+from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
 from server.protocol.responses.request import Effort
+
+log = logging.getLogger("holdfast.model_formats")
 
 CHAT_TEMPLATE_KWARGS = frozenset(
     {
@@ -29,9 +36,16 @@ CHAT_TEMPLATE_KWARGS = frozenset(
         *("thinking_budget", "today_date", "tools_in_user_message", "truncate_history_thinking"),
     }
 )
-"""Variables that clients may set in `chat_template_kwargs`; templates ignore those that they do not use."""
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that switch reasoning on or off."""
+"""Variables that clients may set in `chat_template_kwargs` for every template, beside those that it reads."""
+_RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "functions", "datetime"),
+        *("add_generation_prompt", "continue_final_message"),
+    }
+)
+"""Variables that the server sets, beside the special tokens."""
+_SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
+"""The date of prompts that are compared with one another."""
 _MAX_KWARG = 4096
 _NO_TOOLS, _ANY_TOOL = ToolIndex(()), ToolIndex((), accepts_unknown=True)
 _TEMPLATE_CACHE_SIZE = 8
@@ -67,6 +81,8 @@ class ChatTemplateFormat:
             for tags in ((form.start_tags, form.end_tags) if form else ((), ()))
         )
         """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
+        shown = (f"{tag}{line}" for tag in self._openings for line in ("\n", "\\n"))
+        self._after_opening = "\n" if any(text in self._template.source for text in shown) else ""
         self._marks = self._find_marks()
         self._write_with(self._template)
         self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
@@ -79,7 +95,13 @@ class ChatTemplateFormat:
         known = self._shown_calls
         if self.describes_tools and (known is None or known.render_calls([]) is None):
             self._calls = Hermes(self._markup)
-        self._opens_with_switches = self._opened(self._render_thinking())
+        content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
+        question = {"role": "user", "content": content}
+        self._effort = EffortVariables(
+            template, question, tools=self._capabilities.no_tools, strftime_now=_SOME_DAY.strftime
+        )
+        self._says_no_effort = not self._effort.groups
+        self._opens_with_switches = self._opened(self._effort.prompts["high"])
 
     def _replaced(self, template: str) -> Self:
         """A copy that renders prompts with another template; the output parser stays the model's own."""
@@ -106,26 +128,31 @@ class ChatTemplateFormat:
             callable_ = _NO_TOOLS
         elif choice.allowed is not None:
             callable_ = tool_index.only(choice.allowed)
-        conversation = self._with_reasoning_of(conversation)
+        conversation, thought = self._unfinished_thought(self._with_reasoning_of(conversation))
         described = tool_index if self.describes_tools else _NO_TOOLS
         if described and self._calls is not None:
             texts = [conversation.instructions or "", describe_tools(described, self._calls)]
             conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
-        if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
+        if continues and not _can_continue(messages):
             raise PromptError("Only an assistant's message, with text and last, can be continued.")
         rendered = self._render(
             messages,
             conversation,
-            tools=None
-            if described
-            else [function_schema(name, tool) for name, tool in tool_index.tools.items()] or None,
+            tools=(
+                None
+                if described
+                else [function_schema(name, tool) for name, tool in tool_index.tools.items()] or None
+            )
+            or self._capabilities.no_tools,
             documents=self._documents(conversation),
             generates=conversation.add_generation_prompt,
             continues=continues,
         )
         thinking = "no" if continues else self._thinking(rendered, conversation.reasoning_effort)
+        if thought is not None:
+            rendered, thinking = self._opened_with(rendered, thought), "open"
         grammar = None
         if conversation.tools or choice.mode == "required" or conversation.format.kind != "text":
             tools = tool_index if choice.mode == "none" else callable_
@@ -133,6 +160,8 @@ class ChatTemplateFormat:
                 tools=tools, choice=choice, format=conversation.format, thinking=thinking
             )
             grammar = build_grammar(self._markup, self._calls, self._reasoning_format, constraints)
+        if choice.mode == "required" and self._calls and self._calls.begins_opened:
+            rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])
         token_ids = self._template.encode(rendered, conversation.max_tokens)
         if conversation.add_special_tokens:
@@ -195,6 +224,27 @@ class ChatTemplateFormat:
     def reasoning_marks(self) -> ReasoningMarks | None:
         return self._marks
 
+    @property
+    def reasoning_name(self) -> str | None:
+        """The name of the format of reasoning; None for models that do not reason."""
+        return self._reasoning_format.name if self._reasoning_format else None
+
+    @property
+    def reasoning_tags(self) -> tuple[str, ...]:
+        """The first tags around the reasoning; none for models that do not reason."""
+        return (self._openings[0], self._closings[0]) if self._openings else ()
+
+    @property
+    def effort_values(self) -> Sequence[str]:
+        """Efforts with another prompt each, those of the same as `a = b`; empty if effort changes nothing."""
+        return [" = ".join(group) for group in self._effort.groups]
+
+    @property
+    def template_inputs(self) -> Sequence[str]:
+        """The variables of the template that clients may set."""
+        known = self._template.variables - _RESERVED
+        return sorted(name for name in known if not name.endswith("_token"))
+
     @cached_property
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
         return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
@@ -233,7 +283,7 @@ class ChatTemplateFormat:
             self._template.tokenizer,
             self._markup,
             self._reasoning_format,
-            self._calls if prompt.tools else None,
+            self._calls if prompt.tools or (self._calls and self._calls.begins_opened) else None,
             tools,
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
@@ -258,43 +308,81 @@ class ChatTemplateFormat:
     def _render(
         self, messages: Sequence[dict[str, Any]], conversation: PromptConversation, **inputs: Any
     ) -> str:
-        kwargs = _checked_kwargs(conversation.chat_template_kwargs)
-        variables = {**self._effort_variables(conversation), **kwargs}
+        kwargs = self._checked_kwargs(conversation.chat_template_kwargs)
         if conversation.created_at is not None:
             inputs["strftime_now"] = conversation.created_at.strftime
+        variables = self._own_variables(conversation)
         try:
-            return self._template.render(messages, **inputs, **variables)
+            return self._template.render(messages, **inputs, **variables, **kwargs)
         except PromptError as error:
             if variables:
-                self._attribute_error(messages, inputs, kwargs, error)
+                with suppress(PromptError):
+                    return self._template.render(messages, **inputs, **kwargs)
+            if kwargs:
+                self._template.render(messages, **inputs)
+                raise PromptError(str(error), "chat_template_kwargs") from error
             raise
 
-    def _attribute_error(
-        self,
-        messages: Sequence[dict[str, Any]],
-        inputs: dict[str, Any],
-        kwargs: dict[str, Any],
-        error: PromptError,
-    ) -> None:
-        """Raises PromptError with the right `param` if rendering succeeds without the variables."""
-        self._template.render(messages, **inputs)
-        param = "chat_template_kwargs" if kwargs else "reasoning.effort"
-        raise PromptError(str(error), param) from error
-
-    def _effort_variables(self, conversation: PromptConversation) -> dict[str, Any]:
-        """The template variables for reasoning and verbosity."""
+    def _own_variables(self, conversation: PromptConversation) -> dict[str, Any]:
+        """The template variables for reasoning and verbosity, without those that the client sets."""
         known, effort = self._template.variables, conversation.reasoning_effort
         variables: dict[str, Any] = {}
         if effort is not None:
-            thinks = effort not in ("none", "minimal")
-            variables = {name: thinks for name in _THINKING_SWITCHES if name in known}
-            if "reasoning_effort" in known:
-                variables["reasoning_effort"] = effort
+            variables = dict(self._effort.of(effort))
+            if self._says_no_effort:
+                self._says_no_effort = False
+                log.warning("reasoning.effort has no effect: the model's chat template reads no effort.")
         if conversation.reasoning_context == "all_turns":
             variables |= {name: value for name, value in ALL_REASONING.items() if name in known}
         if conversation.verbosity is not None and "verbosity" in known:
             variables["verbosity"] = conversation.verbosity
-        return variables
+        return {name: variables[name] for name in variables.keys() - conversation.chat_template_kwargs.keys()}
+
+    def _checked_kwargs(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The kwargs. Raises PromptError for names that clients may not set, and large values."""
+        read = self.template_inputs
+        for name, value in variables.items():
+            param = f"chat_template_kwargs.{name}"
+            if name not in CHAT_TEMPLATE_KWARGS and name not in read:
+                known = f"the model's reads {', '.join(read)}" if read else "the model's reads none"
+                raise PromptError(f"{name[:100]!r} cannot be told to a chat template; {known}.", param)
+            if not isinstance(value, str | int | float | bool | None) and name not in read:
+                raise PromptError(f"{name} must be text, a number, true, false or null.", param)
+            if _is_larger(value, _MAX_KWARG):
+                raise PromptError(f"{name} may have {_MAX_KWARG} characters.", param)
+        return dict(variables)
+
+    def _unfinished_thought(self, conversation: PromptConversation) -> tuple[PromptConversation, str | None]:
+        """The conversation before the reasoning that is to be continued, and that reasoning; None unless it
+        is last. Raises PromptError.
+        """
+        items = list(conversation.items) if conversation.continue_final_message else []
+        last = items[-1] if items else None
+        if isinstance(last, Message) and last.role == "assistant" and not plain_text(last.content):
+            items.pop()
+        thoughts: list[str] = []
+        while items and isinstance(item := items[-1], Reasoning):
+            thoughts.insert(0, thought_of(item))
+            items.pop()
+        if not thoughts:
+            return conversation, None
+        if self._reasoning_format is None:
+            raise PromptError("This model does not reason, so its reasoning cannot be continued.")
+        before = replace(conversation, items=items, continue_final_message=False, add_generation_prompt=True)
+        return before, "\n\n".join(thoughts)
+
+    def _opened_with(self, rendered: str, thought: str) -> str:
+        """A prompt for an answer as one that ends within the reasoning, after `thought`."""
+        text = rendered.rstrip()
+        if closing := next((tag for tag in self._closings if text.endswith(tag)), None):
+            text = text.removesuffix(closing)
+            rendered = text.rstrip() if self._opened(text) else text
+        if not self._opened(rendered):
+            rendered += self._openings[0]
+        if not rendered[-1:].isspace():
+            rendered += self._after_opening
+        guarded: str = self._template.guard(thought)
+        return rendered + guarded
 
     def _thinking(self, rendered: str, effort: Effort | None) -> ReasoningStart:
         """Whether the rendered prompt ends within the reasoning, after or before it. Before it the model may
@@ -305,33 +393,29 @@ class ChatTemplateFormat:
         if self._opened(rendered):
             return "open"
         closed = rendered.rstrip().endswith(self._closings)
-        return "no" if closed or self._opens_with_switches or effort in ("none", "minimal") else "maybe"
+        return "no" if closed or self._opens_with_switches or not thinks(effort) else "maybe"
 
     def _opened(self, rendered: str) -> bool:
         return rendered.rstrip().endswith(self._openings)
 
-    def _render_thinking(self) -> str:
-        """A prompt with reasoning switched on; empty if the template has no switch."""
-        switches: dict[str, Any] = {
-            name: True for name in _THINKING_SWITCHES if name in self._template.variables
-        }
-        content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
-        try:
-            return (
-                self._template.render([{"role": "user", "content": content}], **switches) if switches else ""
-            )
-        except PromptError:
-            return ""
+
+def _can_continue(messages: Sequence[dict[str, Any]]) -> bool:
+    last = messages[-1] if messages else {"role": "", "content": ""}
+    text = last["content"]
+    return last["role"] == "assistant" and bool(text.strip() if isinstance(text, str) else text)
 
 
-def _checked_kwargs(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The kwargs. Raises PromptError for names that clients may not set, and large or nested values."""
-    for name, value in variables.items():
-        param = f"chat_template_kwargs.{name}"
-        if name not in CHAT_TEMPLATE_KWARGS:
-            raise PromptError(f"{name[:100]!r} cannot be told to a chat template.", param)
-        if not isinstance(value, str | int | float | bool | None):
-            raise PromptError(f"{name} must be text, a number, true, false or null.", param)
-        if isinstance(value, str) and len(value) > _MAX_KWARG:
-            raise PromptError(f"{name} may have {_MAX_KWARG} characters.", param)
-    return dict(variables)
+def _is_larger(value: Any, limit: int) -> bool:
+    """Whether a JSON value has more characters in its texts and names, and values, than the limit."""
+    size, values = 0, [value]
+    while values and size <= limit:
+        match values.pop():
+            case str(text):
+                size += len(text)
+            case list(inner):
+                size += len(inner)
+                values += inner[:limit]
+            case dict(inner):
+                size += len(inner)
+                values += [text for pair in islice(inner.items(), limit) for text in pair]
+    return size > limit

@@ -7,8 +7,9 @@ the rendered text is encoded piece by piece between markers.
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,8 +77,8 @@ class ChatTemplate:
     def _read(self, sources: Mapping[str, str]) -> None:
         self._templates = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
         trees = [_ENVIRONMENT.parse(source) for source in sources.values()]
-        self.variables = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
-        """The variables that the templates use."""
+        self.variables = frozenset(chain.from_iterable(map(_inputs_of, trees))) - _ENVIRONMENT.globals.keys()
+        """The variables that the templates read from outside."""
         self.source = "\0".join(sources.values())
         literals = "\0".join(map(_literals_of, trees))
         controls = _control_tokens(self.tokenizer, literals)
@@ -104,16 +105,20 @@ class ChatTemplate:
         **variables: object,
     ) -> str:
         """The prompt's text, with markers; with `continues` it ends within the last message."""
-        guarded = [self.guard(message) for message in messages]
+        guarded = self.guard(list(messages))
         if continues:
             guarded[-1]["content"] = _with_end_mark(guarded[-1]["content"])
         if not self._templates:
             raise PromptError(MISSING_TEMPLATE, self._param)
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
+        if "functions" in self.variables:  # templates of 2024, before there were `tools`
+            now: Any = variables.get("strftime_now", _strftime_now)
+            variables["functions"] = json.dumps(tools or [], indent=4)
+            variables["datetime"] = now("%B %d %Y, %H:%M:%S")
         try:
             rendered = template.render(
                 messages=guarded,
-                tools=self.guard(list(tools)) if tools else None,
+                tools=None if tools is None else self.guard(list(tools)),
                 documents=self.guard(list(documents)) if documents else None,
                 add_generation_prompt=generates and not continues,
                 **self._special,
@@ -168,7 +173,7 @@ class ChatTemplate:
             case Mapping():
                 return {self.guard(name): self.guard(inner) for name, inner in value.items()}
             case list() | tuple():
-                return [self.guard(inner) for inner in value]
+                return _Given(self.guard(inner) for inner in value)
         return value
 
 
@@ -277,6 +282,17 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
+class _Given(list[Any]):
+    """A list of a conversation, which templates may not change, unlike their own lists."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is list and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
 _NOT_ASCII = re.compile(f"[^\\x00-\\x7f{_MARKER}]")
 
 
@@ -310,6 +326,26 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
+def _inputs_of(tree: nodes.Template) -> set[str]:
+    """The variables that a template reads, without those that it has set before."""
+    first: dict[str, str] = {}
+    for name in _names_of(tree):
+        first.setdefault(name.name, name.ctx)
+    undeclared = meta.find_undeclared_variables(tree)
+    return {name for name in undeclared if first.get(name) == "load"}
+
+
+def _names_of(node: nodes.Node) -> Iterator[nodes.Name]:
+    """All names of a template in the order in which it reads and sets them."""
+    if isinstance(node, nodes.Name):
+        yield node
+    children = list(node.iter_child_nodes())
+    if isinstance(node, nodes.Assign | nodes.For):  # the target comes first, and is set last
+        children.insert(1, children.pop(0))
+    for child in children:
+        yield from _names_of(child)
+
+
 def _literals_of(tree: nodes.Template) -> str:
     """All text and string constants of a template, joined with NUL."""
     texts: list[Any] = [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -317,8 +353,6 @@ def _literals_of(tree: nodes.Template) -> str:
     return "\0".join(texts)
 
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-)
+_ENVIRONMENT = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
 _ENVIRONMENT.filters["tojson"] = _tojson
 _ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

@@ -9,11 +9,12 @@ import re
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from server.model_formats.chat_template.described_tools import result_text
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
-from server.model_formats.chat_template.template_probe import TemplateCapabilities
+from server.model_formats.chat_template.template_probe import THOUGHT_FIELDS, TemplateCapabilities
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
@@ -86,11 +87,21 @@ def write_messages(
     if not capabilities.first_system:
         turns = _system_as_user(turns)
     if not capabilities.consecutive_users:
-        turns = _merge_users(turns)
+        turns = _merge_neighbours(turns, "user")
+    if capabilities.alternates or not capabilities.text_after_calls:
+        turns = _merge_neighbours(turns, "assistant")
+    if (
+        not turns
+        or capabilities.user_first
+        or (capabilities.needs_user and not any(turn.role == "user" for turn in turns))
+    ):
+        turns = _begin_with_user(turns)
     if not capabilities.parallel_calls:
         turns = list(_split_parallel_calls(turns))
     writer = _Writer(template, capabilities, calls)
     messages = [message for turn in turns for message in writer.write(turn)]
+    if capabilities.alternates:
+        messages = list(_alternating(messages, capabilities.blank))
     order = [int(index) for turn in turns for index in _IMAGE_PART.findall(turn.text)]
     return [_as_parts(message, capabilities) for message in messages], [
         texts.images[index] for index in order
@@ -177,13 +188,17 @@ def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
         case MessageItem():
             turn.text, turn.said = plain_text(item.content).replace(_IMAGE, ""), True
         case Reasoning():
-            parts = [part.text for part in (item.content or [])] or [part.text for part in item.summary]
-            turn.thought += "\n\n" * bool(turn.thought and parts) + "\n\n".join(parts)
+            turn.thought = "\n\n".join(filter(None, (turn.thought, thought_of(item))))
         case FunctionCall():
             turn.calls.append(ids.call(item.call_id, ids.name(item), item.arguments or "{}"))
         case CustomToolCall():
             arguments = json.dumps({"input": item.input}, ensure_ascii=False)
             turn.calls.append(ids.call(item.call_id, ids.name(item), arguments))
+
+
+def thought_of(item: Reasoning) -> str:
+    """The text of the reasoning, or else its summary."""
+    return "\n\n".join(part.text for part in item.content or item.summary)
 
 
 def _turn_of(item: Item, ids: "_CallIds", texts: _Texts) -> Turn:
@@ -257,14 +272,39 @@ def _system_as_user(turns: Sequence[Turn]) -> list[Turn]:
     return [*written, Turn("user", "\n\n".join(waiting))] if waiting else written
 
 
-def _merge_users(turns: Sequence[Turn]) -> list[Turn]:
+def _merge_neighbours(turns: Sequence[Turn], role: str) -> list[Turn]:
+    """The turns with those of a role that follow one another as one, whose texts come before its calls."""
     merged: list[Turn] = []
     for turn in turns:
-        if merged and merged[-1].role == turn.role == "user":
-            merged[-1] = replace(turn, text=f"{merged[-1].text}\n\n{turn.text}")
+        last = merged[-1] if merged else None
+        if last is not None and last.role == turn.role == role:
+            text, thought = (
+                "\n\n".join(filter(None, pair))
+                for pair in ((last.text, turn.text), (last.thought, turn.thought))
+            )
+            merged[-1] = replace(turn, text=text, thought=thought, calls=[*last.calls, *turn.calls])
         else:
             merged.append(turn)
     return merged
+
+
+def _begin_with_user(turns: list[Turn]) -> list[Turn]:
+    """The turns with a user's before all but the system's; an empty one if it is another's."""
+    systems = len([*takewhile(lambda turn: turn.role == "system", turns)])
+    begins = len(turns) > systems and turns[systems].role == "user"
+    return turns if begins else [*turns[:systems], Turn("user"), *turns[systems:]]
+
+
+def _alternating(messages: Sequence[Message], blank: str) -> Iterator[Message]:
+    """The messages with blank ones between two of one role, where calls and outputs count for none."""
+    last = "assistant"
+    for message in messages:
+        role = message["role"]
+        if role in ("user", "assistant") and "tool_calls" not in message:
+            if role == last:
+                yield {"role": "user" if role == "assistant" else "assistant", "content": blank}
+            last = role
+        yield message
 
 
 def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
@@ -311,13 +351,13 @@ class _Writer:
             yield from self._assistant(turn)
 
     def _assistant(self, turn: Turn) -> Iterator[Message]:
-        message: Message = {"role": "assistant", "content": turn.text}
+        message: Message = {"role": "assistant", "content": turn.text or self._capabilities.blank}
         if turn.thought and self._capabilities.reasoning_as_part:
             thinking = {"type": "thinking", "thinking": turn.thought}
             text = [{"type": "text", "text": turn.text}] if turn.text else []
             message["content"] = [thinking, *text]
         elif turn.thought:
-            message |= {"thinking": turn.thought, "reasoning_content": turn.thought}
+            message |= dict.fromkeys(THOUGHT_FIELDS, turn.thought)
         if turn.calls and self._capabilities.calls:
             if not turn.text and not isinstance(message["content"], list):
                 message["content"] = self._capabilities.empty_content

@@ -1,10 +1,11 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from server.completions.chat import ChatFormat
-from server.completions.chunk_stream import ChunkFormat, ChunkStream
+from server.completions.chat import ChatFormat, chat_completion
+from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice
 from server.completions.legacy import LegacyFormat
 from server.generation.event_emitter import EventEmitter
 from server.generation.run_facts import first_events
@@ -51,6 +52,18 @@ def test_a_chat_is_told_of_its_role_reasoning_text_and_calls() -> None:
     assert calls[0]["function"] == {"name": "look", "arguments": ""}
     assert calls[1]["function"] == {"arguments": "{}"}
     assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_texts_around_a_call_are_paragraphs_of_one_content_streamed_and_whole() -> None:
+    said: list[Delta] = [TextDelta("First."), CallStart("look"), CallDelta("{}"), CallEnd()]
+    said += [TextDelta("Sec"), TextDelta("ond.")]
+    frames = frames_of(said)
+    told = chunks(ChunkStream(CHAT).rewrite(0, frames))
+    deltas = [chunk["choices"][0]["delta"] for chunk in told]
+    assert "".join(delta.get("content", "") for delta in deltas) == "First.\n\nSecond."
+    response = json.loads(frames[-1].split(b"data: ")[1])["response"]
+    whole = chat_completion(CHAT, [msgspec.convert(response, FinalChoice)])
+    assert whole.choices[0].message.content == "First.\n\nSecond."
 
 
 def test_a_legacy_completion_is_told_of_text_alone() -> None:

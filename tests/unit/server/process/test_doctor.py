@@ -9,7 +9,15 @@ import pytest
 from engine.diagnosis import Diagnosis
 from server.cli.doctor import line_of
 from server.configuration.environment import load
-from server.process.doctor import Finding, describe_engine, describe_schema, engine_advice, examine
+from server.process.doctor import (
+    Finding,
+    describe_engine,
+    describe_format,
+    describe_schema,
+    engine_advice,
+    examine,
+)
+from tests.support.families import format_of, templated
 
 H100 = Diagnosis(
     device="cuda:0",
@@ -120,6 +128,29 @@ def test_the_state_of_the_schema_is_told(state: str, embedded: bool, level: str,
     assert word in finding.sentence
 
 
+def test_how_a_model_is_spoken_to_is_told() -> None:
+    assert [(finding.topic, finding.sentence) for finding in describe_format(format_of("hermes"))] == [
+        ("calls", "Calls of tools are read as hermes."),
+        ("reasoning", "Reasoning stands between <think> and </think>."),
+        ("effort", "Values of reasoning.effort: none = minimal; low = medium = high = xhigh = max."),
+        ("variables", "Variables of chat_template_kwargs that the template reads: enable_thinking."),
+    ]
+
+
+def test_what_a_model_does_not_have_is_told() -> None:
+    shape = templated("{{ messages[0].content }}")
+    said = {finding.topic: finding for finding in describe_format(shape)}
+    assert said["calls"].sentence.startswith("Tools are described in the system message. Calls")
+    shape.refuse_tools()
+    calls, *_ = describe_format(shape)
+    assert (calls.level, "tool-parser" in calls.sentence) == ("note", True)
+    assert [said[topic].sentence for topic in ("reasoning", "effort", "variables")] == [
+        "Reasoning stands between no marks.",
+        "Values of reasoning.effort: all alike.",
+        "Variables of chat_template_kwargs that the template reads: none.",
+    ]
+
+
 def test_a_finding_is_one_line_or_one_object() -> None:
     finding = Finding("ok", "device", "It runs.")
     assert line_of(finding, as_json=False).split(maxsplit=2) == ["ok", "device", "It runs."]
@@ -137,7 +168,8 @@ def examined(tmp_path: Path, **settings: Any) -> list[Finding]:
 def test_the_demo_model_would_be_served_here(tmp_path: Path) -> None:
     findings = examined(tmp_path)
     assert {finding.level for finding in findings} == {"ok"}
-    assert {finding.topic for finding in findings} >= {"device", "attention", "memory", "steps", "database"}
+    topics = {finding.topic for finding in findings}
+    assert topics >= {"device", "attention", "memory", "steps", "database", "calls", "effort", "variables"}
     assert not (tmp_path / "data").exists(), "a database was made"
 
 
