@@ -1,11 +1,16 @@
 """GET /v1/models as Codex asks for it: the catalogue of models in its form, beside OpenAI's list."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from tests.fix_server import StartServer
 from tests.support.server_process import MODEL, ServerProcess
 
+MESSAGE = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+CHAT = "{% for message in messages %}" + MESSAGE + "{% endfor %}"
 TYPES: dict[str, type | tuple[type, ...]] = {
     "slug": str,
     "display_name": str,
@@ -59,3 +64,22 @@ def test_openais_list_is_as_it_was_with_and_without_a_catalogue(scripted_server:
     asked = httpx.get(f"{scripted_server.api}/models", params={"client_version": "0.169.0"}).json()
     assert set(plain) == {"object", "data"}
     assert {name: asked[name] for name in plain} == plain
+
+
+@pytest.mark.parametrize(
+    ("template", "efforts", "default"),
+    [
+        (CHAT + "{% if enable_thinking is false %}<think></think>{% endif %}", ["none", "medium"], "medium"),
+        (CHAT + "{% if reasoning_effort == 'high' %}think{% endif %}", ["medium", "high"], "medium"),
+        (CHAT, [], None),
+    ],
+    ids=["thinking on and off", "one harder effort", "no effort"],
+)
+def test_catalogue_has_one_effort_of_those_that_are_the_same_to_the_template(
+    start_server: StartServer, tmp_path: Path, template: str, efforts: list[str], default: str | None
+) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    (model,) = catalogue(start_server(chat_template=str(file)))
+    assert [level["effort"] for level in model["supported_reasoning_levels"]] == efforts
+    assert model["default_reasoning_level"] == default

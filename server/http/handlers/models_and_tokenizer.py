@@ -21,6 +21,9 @@ from server.protocol.decode import MAX_TOKEN_VALUES, decode
 from server.protocol.responses.request import Effort
 from server.protocol.responses.response import Model, ModelList, Permission
 
+_USUAL = ("medium", "high", "low", "none")
+"""The effort that Codex offers of several that are the same to the model."""
+
 tokenizer = RouteTable("tokenize", "")
 models = RouteTable("models", "/v1/models")
 
@@ -95,8 +98,9 @@ def _vocabulary_of(call: ApiCall, name: str | None) -> Vocabulary:
 
 def _codex_model(call: ApiCall, name: str, place: int) -> CodexModel:
     served = call.services.model
-    told = getattr(served.model_format, "effort_values", ())
-    efforts = [effort for effort in get_args(Effort) if effort in told]
+    groups = [group.split(" = ") for group in getattr(served.model_format, "effort_values", ())]
+    values = {next((usual for usual in _USUAL if usual in group), group[0]) for group in groups}
+    efforts = [effort for effort in get_args(Effort) if effort in values]
     levels = [ReasoningLevel(effort, f"{effort} reasoning effort") for effort in efforts]
     return CodexModel(
         slug=name,
