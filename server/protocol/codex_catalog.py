@@ -45,6 +45,7 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     description: str | None = None
     default_reasoning_level: str | None
+    """The effort that Codex asks for where the user has set none; null where the model is left to itself."""
     supported_reasoning_levels: list[ReasoningLevel]
     """Efforts that the model distinguishes; empty where that is not known."""
     shell_type: str = "default"

@@ -105,7 +105,7 @@ def _codex_model(call: ApiCall, name: str, place: int) -> CodexModel:
     return CodexModel(
         slug=name,
         display_name=name,
-        default_reasoning_level="medium" if "medium" in efforts else None,
+        default_reasoning_level=getattr(served.model_format, "default_effort", None),
         supported_reasoning_levels=levels,
         priority=place,
         context_window=served.model_info.context_length,

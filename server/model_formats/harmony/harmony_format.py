@@ -86,6 +86,7 @@ class HarmonyFormat:
 
     effort_values: ClassVar[tuple[str, ...]] = ("low", "medium", "high")
     """The efforts that the model was trained on."""
+    default_effort: ClassVar[str] = "medium"
     encoding: HarmonyEncoding
     today: Callable[[], date] = lambda: datetime.now(UTC).date()
 
