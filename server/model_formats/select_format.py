@@ -41,5 +41,6 @@ def load_model_format(
     if tool_parser is not None:
         call_format: type[ToolCallFormat] | None = TOOL_CALL_FORMATS[tool_parser]
     else:
-        call_format = detect_tool_call_format(template.source, model_type)
+        shows_tools = "tools" in template.variables
+        call_format = detect_tool_call_format(template.source, model_type if shows_tools else None)
     return ChatTemplateFormat(template, stop_ids, call_format, image_token_id, grammar_token_ids)

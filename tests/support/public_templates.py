@@ -28,10 +28,12 @@ from server.model_formats.model_format import (
     PromptTool,
     merge_deltas,
 )
+from server.model_formats.reasoning import REASONING_FORMATS
 from server.model_formats.select_format import load_model_format
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import FunctionCall, InputText, Item, Message
 from tests.support.documents import between
-from tests.support.walks import walk
+from tests.support.walks import ENDS, walk
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 END = "<|im_end|>"
@@ -47,7 +49,7 @@ _TOOLS = [
         strict=True,
         parameters={
             "type": "object",
-            "properties": {"city": {"type": "string"}},
+            "properties": {"city": {"type": "string", "description": "A city."}},
             "required": ["city"],
             "additionalProperties": False,
         },
@@ -163,9 +165,14 @@ def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     assert vocabulary is not None
     assert prompt.grammar is not None
     compiler = GrammarCompiler(vocabulary)
+    marks = [form.end_tags[0] for form in REASONING_FORMATS if form.name == model_format.reasoning_name]
+    calls = TOOL_CALL_FORMATS[model_format.call_format or "hermes"]
+    named = {key: value for each in calls.__mro__ for key, value in vars(each).items() if key[0] != "_"}
+    texts = [value for value in named.values() if isinstance(value, str)]
+    ends = [*marks, *texts, *(text.strip() for text in texts), *calls.closers, *ENDS]
+    hints = [list(model_format.encode(text, special=False)) for text in ends if text]
     try:
         for seed in range(3):
-            hints = [list(model_format.encode(text, special=False)) for text in ('"', "}", "]", ")", "</")]
             tokens = walk(compiler, prompt.grammar, random.Random(seed), hints)
             parser = model_format.parser(prompt)
             deltas = merge_deltas(parser.feed(tokens) + parser.close())

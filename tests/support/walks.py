@@ -15,7 +15,7 @@ from tests.support.families import folder_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
 
 PATIENCE = 120
-_ENDS: tuple[str, ...] = (
+ENDS: tuple[str, ...] = (
     '"',
     "}",
     "]",
@@ -27,8 +27,8 @@ _ENDS: tuple[str, ...] = (
     "\n</function>",
     "\n</invoke>",
 )
-_ENDS += ("</｜DSML｜parameter>", "</arg_value>")
-_OWN_ENDS = ("</steptml:parameter>", "</atem:parameter>")
+ENDS += ("</｜DSML｜parameter>", "</arg_value>")
+_OWNENDS = ("</steptml:parameter>", "</atem:parameter>")
 _CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
 
 
@@ -41,9 +41,9 @@ def compiler_of(name: str) -> GrammarCompiler:
 def hints_of(name: str) -> list[list[int]]:
     family = FAMILIES[name]
     texts = [
-        *_ENDS,
+        *ENDS,
         *_CUSTOM_ENDS,
-        *(end for end in _OWN_ENDS if end in family.call),
+        *(end for end in _OWNENDS if end in family.call),
         family.close,
         family.close.strip(),
         *family.added,
