@@ -3,7 +3,7 @@ sent with, but in a conversation, where an id names one item of the tenant. No i
 approvals that are referred to must be among the items.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,6 +58,8 @@ class ResolvedInput:
     only_messages: bool = False
     """Whether all items are messages, of which none has a setting, a call or a sealed part."""
     approves: bool = False
+    sent_ids: Mapping[str, str] = field(default_factory=dict)
+    """The ids that the input's approval requests were sent with, by the ids that they have here."""
     read_bytes: int = 0
     """Bytes of the stored items among these, as JSON."""
     items: Sequence[Item] = field(init=False)
@@ -124,7 +126,12 @@ def resolve_input(
     if approves:
         _validate_approvals([*history, *new], new, given, seal, tenant)
     _validate_call_outputs(history, new, lambda items: unseal_items(items, seal, tenant))
-    return ResolvedInput(stored.previous_id, history, new, stored.conversation, approves=approves)
+    sent_ids = {
+        own.id: sent.id for sent, own in zip(items, new, strict=True) if isinstance(own, McpApprovalRequest)
+    }
+    return ResolvedInput(
+        stored.previous_id, history, new, stored.conversation, approves=approves, sent_ids=sent_ids
+    )
 
 
 @contextmanager
@@ -168,7 +175,7 @@ def reading_input(
 
 
 def refuse_duplicates(items: Sequence[Item], history: Sequence[Item] = ()) -> None:
-    """Raises InvalidRequest, in OpenAI's words, for an id that two items have, or one and the history. Pure."""
+    """Raises InvalidRequest for an id that two items have, or one and the history. Pure."""
     sent = [item.id for item in items if item.id]
     seen = {item.id for item in history} if sent else set()
     for item_id in sent:
@@ -180,7 +187,8 @@ def refuse_duplicates(items: Sequence[Item], history: Sequence[Item] = ()) -> No
 def duplicate_item(item_id: str) -> InvalidRequest:
     """OpenAI's error for an item that is there already."""
     return InvalidRequest(
-        f"Duplicate item found with id {item_id[:100]}. Remove duplicate items from your input and try again.",
+        f"Duplicate item found with id {item_id[:100]}. Remove duplicate items from your input and try "
+        "again.",
         param="input",
     )
 
