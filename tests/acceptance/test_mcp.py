@@ -227,6 +227,39 @@ def test_output_that_is_too_long_is_cut_and_what_the_model_cannot_read_ends_the_
     assert told["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+def test_a_response_whose_context_is_full_after_a_call_goes_on_with_less_of_it(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    (model,) = httpx.get(f"{server.api}/models").json()["data"]
+    room, body = model["max_model_len"] * 7 // 8, ask(max_output_tokens=2000)
+
+    def body_of(words: int) -> dict[str, Any]:
+        before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "so it was " * 100}]
+        fill = [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": "so it was " * words}]
+        return body | {"input": [*before, *fill, {"role": "user", "content": WEATHER}]}
+
+    def count(words: int) -> int:
+        counted = httpx.post(f"{server.api}/responses/input_tokens", json=body_of(words), timeout=60)
+        tokens: int = counted.json()["input_tokens"]
+        return tokens
+
+    each = (count(200) - count(100)) / 100
+    full = body_of(int((room - count(0)) / each) - 2) | {"enable_response_messages": True}
+
+    def turns(truncation: str) -> list[int]:
+        sent = {**full, "truncation": truncation}
+        told = httpx.post(f"{server.api}/responses", json=sent, timeout=120).json()
+        assert kinds(told) == ["mcp_list_tools", "mcp_call", "message"]
+        read: list[int] = told["usage"]["input_tokens_details"]["input_tokens_per_turn"]
+        return read
+
+    before, after = turns("disabled")
+    assert room - 20 < before <= room < after
+    before, after = turns("auto")
+    assert after < room - 100 < before <= room
+    assert len(mcp.calls) == 2
+
+
 def test_server_that_is_not_there_is_an_item_and_the_model_goes_on_without(server: ServerProcess) -> None:
     told = post(server, ask(label="gone", tool_choice="auto"))
     assert told["status"] == "completed"
