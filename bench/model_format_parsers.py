@@ -25,7 +25,7 @@ def measure(name: str, round_: int) -> float:
     thought = f"{family.open}{'Is it so? I think so. ' * 400}{family.close}" if family.open else ""
     call = family.call.replace("Paris", "Paris, a town of many words; " * 300)
     said = f"{thought}{f'Round {round_}. One < two. ' * 400}"
-    output = ids_of(name, call + said if name in ("llama3_json", "pythonic") else said + call)
+    output = ids_of(name, call + said if name in ("llama3_json", "pythonic", "xlam") else said + call)
     prompt = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
     taken = []
     for _ in range(max(1, TOKENS // len(output))):

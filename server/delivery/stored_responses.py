@@ -262,8 +262,8 @@ def list_encoded(
                     return page, True
                 page.append(encoded)
                 size += len(encoded)
-            if not more:
-                return page, False
+            if not more or (page and len(rows) <= limit):  # the others are beyond the page's bytes
+                return page, more
             cursor = PageCursor(rows[-1].created_at, rows[-1].id)
 
     page, more = database.read(work)

@@ -22,6 +22,10 @@ class ReasoningFormat:
     """Tags around the answer, removed from the output."""
     template_marks: tuple[tuple[str, ...], ...] = ()
     """Texts of chat templates with this format, where the start tag is none: all of one of these."""
+    answer_frame: tuple[str, str, str] | None = None
+    """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
+    repeated: bool = False
+    """Reasoning may come again within the answer."""
 
     def with_signs(self, markup: Markup) -> "ReasoningFormat":
         def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,10 +42,60 @@ class ReasoningFormat:
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",), template_marks=(("<think>",), ("</think>",)))
 REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
-    ReasoningFormat("gemma", ("<|channel>thought\n",), ("<channel|>",), template_marks=(("<|channel>",),)),
     ReasoningFormat(
-        "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "gemma",
+        ("<|channel>thought\n", "<|channel>thought"),
+        ("<channel|>",),
+        ("<|channel>", "<channel|>"),
+        template_marks=(("<|channel>",),),
+        repeated=True,
     ),
+    ReasoningFormat(
+        "cohere",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), ("</mm:think>",)),
+    ReasoningFormat(
+        "kimi_k3",
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        template_marks=(("<|open|>", "<|sep|>", "think"),),
+        answer_frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    ReasoningFormat(
+        "muse_glimmer",
+        ("to=self<|message|>", " to=self<|message|>"),
+        ("<|eom|><|start|>assistant", "<|eom|>"),
+        ("to=user<|message|>", " to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
+        template_marks=(("to=self", "<atem:"),),
+        answer_frame=(" to=user<|message|>", "<|eom|><|start|>assistant", ""),
+        repeated=True,
+    ),
+    ReasoningFormat(
+        "hy_v3",
+        ("<think:opensource>",),
+        ("</think:opensource>",),
+        template_marks=(("<think{}>",), ("<think:opensource>",)),
+    ),
+    ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+    ReasoningFormat(
+        "apriel",
+        ("Here are my reasoning steps:",),
+        ("[BEGIN FINAL RESPONSE]",),
+        ("[END FINAL RESPONSE]",),
+        template_marks=(("[BEGIN FINAL RESPONSE]",),),
+    ),
+    ReasoningFormat(
+        "solar",
+        ("<|think|>",),
+        ("<|end|>",),
+        ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+        template_marks=(("<|begin|>assistant", "<|think|>"),),
+    ),
+    ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",)),
     ReasoningFormat("seed", ("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",)),
     ReasoningFormat(
@@ -59,7 +113,10 @@ REASONING_FORMATS = (
         ("<think>",),
         ("</think>",),
         ("<response>", "</response>"),
-        template_marks=(("<think></think>", "<response></response>"),),
+        template_marks=(("<think></think>", "<response></response>"), ("<think>", "<response>\\n")),
+    ),
+    ReasoningFormat(
+        "hunyuan", ("<think>",), ("</think>",), ("<answer>", "</answer>"), (("<think>", "<answer>"),)
     ),
     THINK,
 )
@@ -107,6 +164,16 @@ def read_reasoning(
     if not tag and not opened:
         return
     answer.restart()
+    yield from read_thought(scanner, reasoning_format, reasoning, calls)
+
+
+def read_thought(
+    scanner: Scanner,
+    reasoning_format: ReasoningFormat,
+    reasoning: TextEmitter,
+    calls: CallsInReasoning | None,
+) -> Reader[None]:
+    """Reads reasoning after its start tag, up to what ends it."""
     scanner.in_reasoning = True
     openers = calls.openers if calls else ()
     stops = StopTexts([*reasoning_format.end_tags, *openers])

@@ -33,9 +33,12 @@ class StopTexts:
         self.search_beginning = re.compile(
             rf"(?:{'|'.join(map(re.escape, ordered))})\Z" if ordered else r"(?!)"
         ).search
-        self.growing = beginnings & set(self.texts)
-        """Texts that are prefixes of others."""
+        self._beginnings = frozenset(beginnings)
         self.first_characters = frozenset(text[0] for text in self.texts)
+
+    def may_grow(self, text: str, start: int) -> bool:
+        """Whether the text from `start` on, where a text was found, may yet become a longer one."""
+        return len(text) - start < self.longest and text[start:] in self._beginnings
 
     def partial_match_start(self, text: str, start: int) -> int:
         """The index of an incomplete match at the end of the text; the text's length without one."""
@@ -210,7 +213,7 @@ class Scanner:
         """
         while True:
             match = stops.search(self._text, self._at)
-            if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:
+            if match and not self.ended and stops.may_grow(self._text, match.start()):
                 end, match = match.start(), None
             elif match or (self.ended and not drops_half):
                 end = match.start() if match else len(self._text)
@@ -282,6 +285,8 @@ class TextEmitter:
         self._space: list[str] = []
         self._since = 0
         """Offset of the buffered white space."""
+        self.silent = True
+        """Whether no text was emitted yet."""
 
     def add(self, piece: str) -> None:
         end = self._scanner.offset
@@ -338,6 +343,7 @@ class TextEmitter:
     def _emit(self, text: str, end: int) -> None:
         if not text:
             return
+        self.silent = False
         if self._reasons:
             self._scanner.deltas.append(ReasoningDelta(text))
         else:

@@ -1,7 +1,7 @@
 """The table of public chat templates in docs/models.md: `python -m tests.support.public_templates FOLDER`.
 
-FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source (`make llama-templates`). No weights
-are needed: each template gets a tokenizer whose special tokens are the marks that it writes.
+FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source. No weights are needed: each
+template gets a tokenizer whose special tokens are the marks that it writes.
 """
 
 import json
@@ -110,6 +110,7 @@ def row_of(path: Path, where: Path) -> Row:
     """The row of one template; `where` is an empty folder."""
     folder = folder_with(path.read_text(), where)
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
+    assert end is not None
     model_format = load_model_format(folder, frozenset({end}))
     assert isinstance(model_format, ChatTemplateFormat)
     unread = contradictions(model_format)

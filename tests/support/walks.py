@@ -28,6 +28,7 @@ _ENDS: tuple[str, ...] = (
     "\n</invoke>",
 )
 _ENDS += ("</｜DSML｜parameter>", "</arg_value>")
+_OWN_ENDS = ("</steptml:parameter>", "</atem:parameter>")
 _CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
 
 
@@ -42,6 +43,7 @@ def hints_of(name: str) -> list[list[int]]:
     texts = [
         *_ENDS,
         *_CUSTOM_ENDS,
+        *(end for end in _OWN_ENDS if end in family.call),
         family.close,
         family.close.strip(),
         *family.added,

@@ -45,7 +45,8 @@ def build_grammar(
     def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
         lark = GrammarBuilder(markup)
         allowed = replace(constraints, tools=ToolIndex(tools))
-        body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))
+        frame = reasoning.answer_frame if reasoning else None
+        body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints), frame)
         if body is None:
             return None
         called = _call_within(lark, calls, allowed) if calls else None
@@ -60,21 +61,38 @@ def build_grammar(
 
 
 def _body(
-    lark: GrammarBuilder, calls: ToolCallFormat | None, constraints: OutputConstraints, forbidden: str
+    lark: GrammarBuilder,
+    calls: ToolCallFormat | None,
+    constraints: OutputConstraints,
+    forbidden: str,
+    frame: tuple[str, str, str] | None,
 ) -> str | None:
     """The expression for the output after the reasoning; None if anything is allowed."""
     answer = _answer(lark, constraints.format)
+    if answer is not None:
+        answer = _framed(lark, frame, answer)
     if calls is None or not constraints.tools:
         return answer
     match constraints.choice.mode:
         case "required":
-            return _calls(lark, calls, constraints, calls.prefix)
+            call = _calls(lark, calls, constraints, calls.prefix)
+            return f"({_framed(lark, frame, '', ends=False)}) {call}" if frame else call
         case "none":
             banned = [] if calls.bare_starts else list(calls.openers)
-            return answer or (lark.text_without([*banned]) if banned else None)
+            return answer or (_framed(lark, frame, lark.text_without([*banned])) if banned else None)
     if answer is not None:
         return f"{answer} | {_calls(lark, calls, constraints, calls.prefix)}"
-    return _text_or_calls(lark, calls, constraints, forbidden) if _restricts_calls(constraints) else None
+    return (
+        _text_or_calls(lark, calls, constraints, forbidden, frame) if _restricts_calls(constraints) else None
+    )
+
+
+def _framed(lark: GrammarBuilder, frame: tuple[str, str, str] | None, text: str, *, ends: bool = True) -> str:
+    """The answer's expression in its tags, each of which may be absent; without `ends`, before calls."""
+    if frame is None:
+        return text
+    begin, end, last = map(lark.literal, frame)
+    return f"({begin})? {text} ({end}{f' ({last})?' if ends else ''})?"
 
 
 def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
@@ -96,7 +114,11 @@ def _restricts_calls(constraints: OutputConstraints) -> bool:
 
 
 def _text_or_calls(
-    lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, forbidden: str
+    lark: GrammarBuilder,
+    calls: ToolCallFormat,
+    constraints: OutputConstraints,
+    forbidden: str,
+    frame: tuple[str, str, str] | None,
 ) -> str:
     """Free text, optionally followed by calls."""
     if calls.bare_starts:
@@ -107,7 +129,8 @@ def _text_or_calls(
     rest = _calls(lark, calls, constraints, calls.prefix.removeprefix(opener))
     if calls.markup.is_sign(opener):
         text = lark.text_without(calls.openers)
-        return f"({text} | {text} {lark.literal(opener)} {rest})?"
+        before = _framed(lark, frame, text, ends=False)
+        return f"({_framed(lark, frame, text)} | {before} {lark.literal(opener)} {rest})?"
     start = f"[^\\s{regex_of(forbidden)}]" if forbidden else ""
     if isinstance(calls.markup.grammar_pieces(opener)[0], int):
         text = lark.rule("FREE", lark.text_body(calls.openers, start, empty=True))
@@ -144,7 +167,8 @@ def _call_within(lark: GrammarBuilder, calls: ToolCallFormat, constraints: Outpu
 
     The whole prefix of a call begins it, as its opener alone may be mentioned.
     """
-    if calls.bare_starts or not constraints.tools or constraints.choice.mode == "none":
+    excluded = bool(calls.bare_starts) or not calls.in_reasoning
+    if excluded or not constraints.tools or constraints.choice.mode == "none":
         return None
     return f"{lark.until(calls.prefix)} {_calls(lark, calls, constraints, '')}"
 

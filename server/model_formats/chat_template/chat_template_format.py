@@ -133,6 +133,8 @@ class ChatTemplateFormat:
                 tools=tools, choice=choice, format=conversation.format, thinking=thinking
             )
             grammar = build_grammar(self._markup, self._calls, self._reasoning_format, constraints)
+        if choice.mode == "required" and self._calls and self._calls.begins_opened:
+            rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])
         token_ids = self._template.encode(rendered, conversation.max_tokens)
         if conversation.add_special_tokens:
@@ -233,7 +235,7 @@ class ChatTemplateFormat:
             self._template.tokenizer,
             self._markup,
             self._reasoning_format,
-            self._calls if prompt.tools else None,
+            self._calls if prompt.tools or (self._calls and self._calls.begins_opened) else None,
             tools,
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,

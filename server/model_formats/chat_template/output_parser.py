@@ -5,13 +5,14 @@ A special token that is markup becomes one character of the text, its sign; see 
 
 import codecs
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning, read_thought
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -135,6 +136,15 @@ class ChatParser:
                 self._append(rest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Thoughts:
+    """Reasoning that may come again within the answer."""
+
+    reasoning_format: ReasoningFormat
+    reasoning: TextEmitter
+    calls: CallsInReasoning | None
+
+
 def _read(
     scanner: Scanner,
     markup: Markup,
@@ -146,10 +156,15 @@ def _read(
     must_call: bool,
 ) -> Iterator[None]:
     answer = TextEmitter(scanner, "answer", markup.clean)
+    more: _Thoughts | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        within = _calls_in_reasoning(scanner, calls, tools) if calls and tools else None
+        within = None
+        if calls and tools and calls.in_reasoning:
+            within = _calls_in_reasoning(scanner, calls, tools)
         yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
+        if reasoning_format.repeated:
+            more = _Thoughts(reasoning_format, reasoning, within)
     dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
     yield from read_answer(
         scanner,
@@ -158,6 +173,7 @@ def _read(
         answer,
         dropped,
         must_call=must_call and calls is not None,
+        more=more,
     )
 
 
@@ -181,28 +197,39 @@ def read_answer(
     dropped: Sequence[str] = (),
     *,
     must_call: bool = False,
+    more: "_Thoughts | None" = None,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed;
+    reasoning that comes again is read with `more`.
 
     With `must_call`, a truncated beginning of a call is not emitted as text.
     """
     answer.buffers_space = calls is not None
+    thoughts = more.reasoning_format.start_tags if more else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
-    stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
+    openers = calls.openers if calls else ()
+    stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
-    if calls and calls.bare_starts:
+    if calls and (calls.bare_starts or calls.begins_opened):
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
-        if first and first in calls.bare_starts:
+        if first and (calls.begins_opened or first in calls.bare_starts):
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
         stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not stop:
-            answer.flush()
+            if not (must_call and answer.silent):
+                answer.flush()
             return
         if calls and stop in calls.openers:
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+        elif stop in dropped and answer.silent:
+            answer.restart()
+        elif more and stop in thoughts:
+            answer.restart()
+            more.reasoning.restart()
+            yield from read_thought(scanner, more.reasoning_format, more.reasoning, more.calls)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)

@@ -59,12 +59,17 @@ _TURNS: dict[Part, Sequence[Item]] = {
 def _is_read_back(model_format: ChatTemplateFormat, turn: Sequence[Item]) -> bool:
     tools = [_TOOL] if _CALL in turn else []
     try:
-        asked = model_format.write(PromptConversation(items=[_USER], tools=tools))
+        asked, bare = (
+            model_format.write(PromptConversation(items=[_USER], tools=tools, add_generation_prompt=begins))
+            for begins in (True, False)
+        )
         whole = model_format.write(
             PromptConversation(items=[_USER, *turn], tools=tools, add_generation_prompt=False)
         )
     except PromptError:
         return True
+    if asked.token_ids == bare.token_ids:
+        return True  # it does not begin the turn of the assistant
     before = model_format.without_reasoning_marks(model_format.spell(asked.token_ids))
     header, _, written = model_format.spell(whole.token_ids).partition(before)
     words = _words(turn)

@@ -55,13 +55,18 @@ def enforced_schema(tool: PromptTool) -> Mapping[str, Any]:
 
 def arguments_of(tool: PromptTool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
     """The schemas of a tool's arguments by name, and of additional ones."""
-    schemas = objects_of(schema_of(tool))
+    return members_of(schema_of(tool))
+
+
+def members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
+    """The schemas of an object's properties by name, and of additional ones."""
+    schemas = objects_of(schema)
     arguments: dict[str, Mapping[str, Any]] = {}
-    for schema in schemas:
-        for name, inner in properties_of(schema).items():
+    for each in schemas:
+        for name, inner in properties_of(each).items():
             known = arguments.setdefault(name, inner)
             if known != inner:
-                arguments[name] = subschema(schema, {"anyOf": [known, inner]})
+                arguments[name] = subschema(each, {"anyOf": [known, inner]})
     return arguments, additional_of(schemas[0])
 
 

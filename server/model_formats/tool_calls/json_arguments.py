@@ -4,19 +4,22 @@ name precedes them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
-from server.model_formats.tool_calls.streamed_json import copy_json, copy_string
+from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_json, copy_string
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _NAMES = {"name", "tool_name", "function_name"}
 _ARGUMENTS = {"arguments", "parameters"}
 _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 """Other keys that an object of a call may have. Cohere's `tool_call_id` only counts from 0 in each turn."""
+_OBJECT_STARTS = ("{", "\\", " ", "")
+"""Characters that a string with an object begins with; white space may be escaped."""
 _MAX_MEMBERS = 16
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
 _NUMBER = re.compile(r"[0-9]")
@@ -28,22 +31,32 @@ class JsonCalls(ToolCallFormat):
 
     bare = False
     """Calls may lack an opener, so an object with an unknown key is not a call."""
+    several = False
+    """Objects may follow one another without a list."""
     middle = '", "arguments": '
+    name_is_key = False
+    """The name is an object's only key, and its value the arguments."""
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         yield from scanner.skip_space()
+        start = scanner.offset
         listed = yield from scanner.accept("[")
+        yield from scanner.skip_space()
+        if (yield from scanner.peek()) != "{":  # the bracket may begin other markup
+            scanner.unread(scanner.offset - start)
+            return
         while True:
             yield from scanner.skip_space()
-            if not (yield from _Object(emitter, exact=self.bare and not opener).read()):
+            exact = self.middle.split('"')[2] if self.bare and not opener else ""
+            if not (yield from _Object(emitter, exact=exact, name_is_key=self.name_is_key).read()):
                 return
             scanner.mark()
             yield from scanner.skip_space()
             if listed and not (yield from scanner.accept(",")):
                 yield from scanner.accept("]")
                 break
-            if not listed and not (self.bare and (yield from self._another(scanner))):
+            if not listed and not ((self.bare or self.several) and (yield from self._another(scanner))):
                 break
         scanner.unmark()
 
@@ -62,20 +75,31 @@ class JsonCalls(ToolCallFormat):
 class _Object:
     """Reader of one JSON object, which is a call if it names a tool."""
 
-    def __init__(self, emitter: ToolCallEmitter, *, exact: bool) -> None:
+    def __init__(self, emitter: ToolCallEmitter, *, exact: str, name_is_key: bool) -> None:
+        """`exact` is the key of the arguments where other objects may come, and those of other tools."""
         self._emitter = emitter
         self._scanner = emitter.scanner
         self._exact = exact
+        self._name_is_key = name_is_key
         self._tool: PromptTool | None = None
         self._id: str | None = None
         self._is_guess = False
-        """The name is no declared tool's, so only `{"name": ..., "parameters": {...}}` counts as a call."""
+        """The name is no declared tool's, so the arguments must be an object by the key `exact`."""
         self._early: list[str] | None = None
         """Arguments that precede the name."""
         self._started = False
 
     def read(self) -> Reader[bool]:
-        """True for a complete call, False for a truncated one or another object."""
+        """True for a complete call, False for a truncated one or another object. A call that ends before its
+        arguments is started without them.
+        """
+        if (yield from self._read()):
+            return True
+        if self._tool and not (self._started or self._is_guess or (yield from self._scanner.peek())):
+            self._start()
+        return False
+
+    def _read(self) -> Reader[bool]:
         scanner = self._scanner
         if not (yield from scanner.accept("{")):
             return False
@@ -103,10 +127,12 @@ class _Object:
     def _member(self, key: str) -> Reader[bool]:
         """Reads the value of one key; False if the object cannot be a complete call."""
         scanner = self._scanner
+        if self._name_is_key:
+            return self._tool is None and self._name(key) and (yield from self._arguments())
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
         if key in _ARGUMENTS and not self._started:
-            if self._is_guess and (key != "parameters" or (yield from scanner.peek()) != "{"):
+            if self._is_guess and (key != self._exact or (yield from scanner.peek()) != "{"):
                 return False
             return (yield from self._arguments())
         if key == "id" and not self._started:
@@ -121,7 +147,7 @@ class _Object:
         tools = self._emitter.tools
         known = tools.find(name)
         self._tool = known or tools.resolve(name)
-        self._is_guess = self._exact and known is None
+        self._is_guess = bool(self._exact) and known is None
         if self._tool is None or (self._is_guess and self._early is not None):
             return False
         if self._early is not None and not self._started:
@@ -129,14 +155,13 @@ class _Object:
         return True
 
     def _arguments(self) -> Reader[bool]:
-        sink: TextSink = self._emitter.add_arguments
         if self._tool is None:
-            self._early = []
-            sink = self._early.append
-        else:
-            self._start()
-        whole = yield from read_arguments(self._scanner, sink)
-        if whole and self._started:
+            early = self._early = []
+            return (yield from read_arguments(self._scanner, lambda: None, early.append, takes_text=True))
+        takes_text = self._tool.kind == "custom"
+        add = self._emitter.add_arguments
+        whole = yield from read_arguments(self._scanner, self._start, add, takes_text=takes_text)
+        if whole:
             self._emitter.end()
         return whole
 
@@ -159,11 +184,22 @@ class _Object:
         return True
 
 
-def read_arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
-    """Reads arguments: a JSON object, or a string that contains one; False if truncated."""
+def read_arguments(
+    scanner: Scanner, start: Callable[[], None], sink: TextSink, *, takes_text: bool = False
+) -> Reader[bool]:
+    """Reads arguments, see `ArgumentsCopy`: a JSON object, a string that contains one or, if it `takes_text`,
+    any string, or null for none.
+    """
+    if (yield from scanner.accept('""', "null")):
+        start()
+        sink("{}")
+        return True
     if (yield from scanner.accept('"')):
+        if not takes_text and (yield from scanner.peek()) not in _OBJECT_STARTS:
+            return False
+        start()
         return (yield from copy_string(scanner, sink))
-    return (yield from copy_json(scanner, sink))
+    return (yield from ArgumentsCopy(scanner, start, sink).read())
 
 
 def read_string(scanner: Scanner) -> Reader[str | None]:
@@ -185,6 +221,8 @@ class HeaderCalls(JsonCalls):
     """The text before the name that is not part of it, but of the call's id."""
     after_kind = ""
     """Ends the word `function` before the name, or the name itself; the arguments may be fenced."""
+    kind_is_id = False
+    """The word before `after_kind` is the call's id."""
     id_begin = ""
     """The text between the name and the call's id."""
     numbered = False
@@ -214,18 +252,26 @@ class HeaderCalls(JsonCalls):
             if not (yield from scanner.accept(self.after_kind)):
                 return
             yield from scanner.skip_space()
-            if (yield from scanner.peek()) not in ("{", "`"):
+            is_kind = self.kind_is_id or not emitter.tools.find(name)
+            if is_kind and (yield from scanner.peek()) not in ("{", "`"):
+                call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
                 yield from scanner.skip_space()
-            yield from scanner.accept("```json", "```")
-        elif not (yield from scanner.accept(self.name_end)) and self.begin:
+            yield from scanner.accept(self.name_end.strip(), "```json", "```")
+        elif not (yield from scanner.accept(self.name_end.strip())) and self.begin:
             return
         yield from scanner.skip_space()
         tool = emitter.tools.resolve(name.removeprefix(self.before_name))
-        if tool is None or (yield from scanner.peek()) not in ("{", '"'):
+        if tool is None or (yield from scanner.peek()) not in ("{", '"', "n"):
             return
-        emitter.start(tool, call_id)
-        if (yield from read_arguments(scanner, emitter.add_arguments)):
+        yield from self._read_arguments(emitter, tool, call_id)
+
+    def _read_arguments(
+        self, emitter: ToolCallEmitter, tool: PromptTool, call_id: str | None = None
+    ) -> Reader[None]:
+        start = partial(emitter.start, tool, call_id)
+        takes_text = tool.kind == "custom"
+        if (yield from read_arguments(emitter.scanner, start, emitter.add_arguments, takes_text=takes_text)):
             emitter.end()
 
     def _read_id(self, scanner: Scanner, name: str) -> Reader[str | None]:
@@ -238,7 +284,9 @@ class HeaderCalls(JsonCalls):
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """A call with its id, if that begins with a special token of the tokenizer."""
-        if self.numbered:
+        if self.kind_is_id:
+            begin = f"/[a-z0-9]{{10}}/ {lark.literal(self.after_kind + name + self.name_end)}"
+        elif self.numbered:
             begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"
         elif self.id_begin and self.markup.is_sign(self.id_begin):
             own_id = f"{lark.literal(self.id_begin)} /[A-Za-z0-9]{{9}}/"
@@ -249,7 +297,26 @@ class HeaderCalls(JsonCalls):
         return f"{begin} {lark.arguments(tool)}{end}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        if self.numbered or self.id_begin:
+        if self.numbered or self.id_begin or self.kind_is_id:
             return None  # their ids are not known here
         own = [f"{name}{self.name_end}{arguments}{self.arguments_end}" for name, arguments in calls]
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
+
+
+class RecipientCalls(HeaderCalls):
+    """Messages to recipients: offered tools, or `all`, whose message is text."""
+
+    begins_opened = True
+
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        del opener  # the first is the prompt's
+        scanner = emitter.scanner
+        name = yield from scanner.take_while(_NAME, MAX_NAME)
+        if not (yield from scanner.accept(self.name_end)):
+            return
+        tool = emitter.tools.find(name)
+        if name == "all":
+            scanner.unmark()
+        elif tool is not None:
+            yield from scanner.skip_space()
+            yield from self._read_arguments(emitter, tool)

@@ -4,7 +4,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server.model_formats.model_format import PromptError, PromptTool
@@ -47,14 +47,15 @@ _MAX_JOINED = 16
 class PythonCalls(ToolCallFormat):
     """A list of calls in Python's syntax, alone or within marks."""
 
-    bare_starts = "["
+    bare_starts = bracket = "["
+    """`bracket` is empty where calls are no list, but one a line."""
     per_property = True
     prefix, separator, suffix = "[", ", ", "]"
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         yield from scanner.skip_space()
-        if not (yield from scanner.accept("[")):
+        if self.bracket and not (yield from scanner.accept(self.bracket)):
             return
         while True:
             yield from scanner.skip_space()
@@ -71,8 +72,10 @@ class PythonCalls(ToolCallFormat):
             emitter.end()
             scanner.mark()
             yield from scanner.skip_space()
-            if not (yield from scanner.accept(",")):
-                yield from scanner.accept("]")
+            if not self.bracket and _NAME.match((yield from scanner.peek())):
+                continue
+            if not self.bracket or not (yield from scanner.accept(",")):
+                yield from scanner.accept("]" if self.bracket else "")
                 scanner.unmark()
                 return
 
@@ -82,6 +85,35 @@ class PythonCalls(ToolCallFormat):
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
         arguments = _members_grammar(lark, schema_of(tool), "=", ", ", lark.json, strict=tool.strict)
         return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
+
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
+        own = [f"{name}({_written_arguments(arguments)})" for name, arguments in calls]
+        return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
+
+
+def _written_arguments(arguments: str) -> str:
+    """JSON text of arguments in Python's syntax; other text as one argument `input`."""
+    try:
+        members = json.loads(arguments)
+    except (ValueError, RecursionError):
+        members = arguments
+    if not isinstance(members, dict):
+        members = {"input": members}
+    return ", ".join(f"{name}={_written(value)}" for name, value in members.items())
+
+
+def _written(value: object) -> str:
+    match value:
+        case bool() | None:
+            return str(value)
+        case list():
+            return f"[{', '.join(map(_written, value))}]"
+        case dict():
+            inner = (
+                f"{json.dumps(name, ensure_ascii=False)}: {_written(one)}" for name, one in value.items()
+            )
+            return f"{{{', '.join(inner)}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _has_named_arguments(scanner: Scanner) -> Reader[bool]:
@@ -128,6 +160,18 @@ def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
     else:
         return False
     return True
+
+
+def json_of_literal(text: str) -> str | None:
+    """A Python literal as JSON; None for other text."""
+    scanner, pieces = Scanner(), list[str]()
+    scanner.feed(text.strip(), ())
+    scanner.ended = True
+    try:
+        next(_literal(scanner, pieces.append, 0))
+    except StopIteration as whole:
+        return "".join(pieces) if whole.value and scanner.offset == len(text.strip()) else None
+    raise AssertionError("A reader of a whole text waits for more.")
 
 
 def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:

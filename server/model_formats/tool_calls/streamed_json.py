@@ -6,12 +6,19 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
-from server.model_formats.text_scanner import Reader, Scanner, TextSink
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, TextSink
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
 """JSON text between strings and brackets."""
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\\ud800-\udfff]+") for quote in "'\""}
 _SCALAR = re.compile(r"[\w.+\-]+")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_VALUE = '"{[-0123456789tfnTFN'
+"""Characters that a value may begin with; words are those of JSON and of Python."""
+_KEY = '"}'
+_ESCAPES = '"\\/bfnrtu'
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _ONE = re.compile(r"[^\ud800-\udfff]")
 _HEX = "[0-9a-fA-F]"
 _UNIT = re.compile(rf"[^\\]+|\\u({_HEX}{{4}})|\\(?!u)(.)|\\u(?!{_HEX}{{0,3}}\Z)", re.DOTALL)
@@ -20,6 +27,7 @@ _PYTHON_UNIT = re.compile(
     rf"|\\[xuU](?!(?:(?<=x){_HEX}?|(?<=u){_HEX}{{0,3}}|(?<=U){_HEX}{{0,7}})\Z)",
     re.DOTALL,
 )
+_CLOSING = {"{": "}", "[": "]"}
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _PYTHON_SHORT = {**_SHORT, "a": "\a", "v": "\v", "0": "\0", "\n": "", **{mark: mark for mark in "'\"\\/"}}
 _CUSTOM_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -100,6 +108,89 @@ def _copy_nested(scanner: Scanner, sink: TextSink) -> Reader[bool]:
             depth += 1 if character in "{[" else -1
             if depth == 0:
                 return True
+
+
+class ArgumentsCopy:
+    """Copies a JSON value, unlike `copy_json` only as far as it is well-formed. Python's words become JSON's,
+    line breaks and wrong backslashes in strings are escaped, and a comma behind the last member is left out.
+    """
+
+    def __init__(self, scanner: Scanner, start: Callable[[], None], sink: TextSink) -> None:
+        """`start` is called before `sink`, once a member has a value: until then all may still be text."""
+        self._scanner = scanner
+        self._start = start
+        self._sink = sink
+        self._begun = False
+        self._held: list[str] = []
+        """The text before the first value; white space and a comma before another member."""
+        self._closing: list[str] = []
+
+    def read(self) -> Reader[bool]:
+        """False if the value is truncated or malformed; the fault is not consumed, or marked."""
+        expected = _VALUE
+        while (yield from self._scanner.copy_run(SPACE, self._held.append)):
+            character = yield from self._scanner.peek()
+            if character not in expected or not (yield from self._copy(character, is_key=expected == _KEY)):
+                break
+            if character == ":":
+                expected = _VALUE
+            elif character in "{[,":
+                expected = _KEY if self._closing[-1] == "}" else _VALUE + "]"
+            elif not self._closing:
+                return True
+            else:
+                expected = ":" if character == '"' and expected == _KEY else "," + self._closing[-1]
+        if self._begun or not (yield from self._scanner.peek()):
+            self._write("", begins=True)
+        return False
+
+    def _copy(self, character: str, *, is_key: bool) -> Reader[bool]:
+        begins = character in "]}" or not (is_key or character == ":")
+        if character in "{[":
+            begins = bool(self._closing)
+            self._closing.append(_CLOSING[character])
+        elif character in "]}":
+            self._closing.pop()
+            self._held = ["".join(self._held).replace(",", "")]
+        if character not in '"{[]},:':
+            return (yield from self._copy_word())
+        self._scanner.skip()
+        if character == ",":
+            self._held.append(character)
+            return True
+        self._write(character, begins=begins)
+        return character != '"' or (yield from _copy_string(self._scanner, self._write_string))
+
+    def _copy_word(self) -> Reader[bool]:
+        marks = not self._scanner.marked
+        if marks:
+            self._scanner.mark()
+        pieces: list[str] = []
+        more = yield from self._scanner.copy_run(_SCALAR, pieces.append)
+        word = "".join(pieces)
+        scalar = _WORDS.get(word, word if _NUMBER.fullmatch(word) else "")
+        if more and not scalar:
+            return False
+        if marks:
+            self._scanner.unmark()
+        self._write(scalar or word, begins=True)
+        return more
+
+    def _write_string(self, piece: str) -> None:
+        if piece[0] == "\\" and piece[1] not in _ESCAPES:
+            piece = f"\\{piece}"
+        elif not piece.isprintable():
+            piece = _CONTROL.sub(lambda control: escaped(control[0]), piece)
+        self._write(piece)
+
+    def _write(self, text: str, *, begins: bool = False) -> None:
+        self._held.append(text)
+        if begins and not self._begun:
+            self._begun = True
+            self._start()
+        if self._begun:
+            self._sink("".join(self._held))
+            self._held = []
 
 
 def read_members(

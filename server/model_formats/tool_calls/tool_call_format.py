@@ -82,10 +82,14 @@ class ToolCallFormat(ABC):
     """Markup within a call; a truncated one is not emitted as text."""
     bare_starts: str = ""
     """Characters that may begin a call without an opener, at the beginning of an answer."""
+    begins_opened = False
+    """Prompts end with the first opener, so an answer may begin with the rest of a call."""
     per_property = False
     """Arguments are written per property, not as one object."""
     inline = False
     """Calls without opener may also follow text, unless a grammar excludes them."""
+    in_reasoning = True
+    """Calls may be made within the reasoning, which channels of their own exclude."""
     call_id_style: ClassVar[str] = "any"
     """The form of call ids in prompts: `any`, `mistral` (nine letters), `kimi` (functions.NAME:NUMBER)."""
 

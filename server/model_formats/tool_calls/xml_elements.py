@@ -2,6 +2,7 @@
 schema says which unquoted values are strings, which are streamed; others are JSON when complete.
 """
 
+import html
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -27,18 +28,24 @@ from server.model_formats.output_grammar.unquoted_strings import (
     strings_of,
 )
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts
+from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
+from server.model_formats.tool_calls.literal_arguments import json_of_literal
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_IN_WORD = re.compile(r"[\w.:/-]")
 IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
 class ElementCalls(ToolCallFormat):
     """An element for the call and one for each argument; the tags differ by family."""
 
+    before_kind = ""
+    """The text that may stand between the opener and `before_name`, from `openers[1]` on."""
+    after_recipient = ""
+    """The text after the name where the opener announces that, which is repeated after `before_name`."""
     before_name: str
     """The text before the name; `after_name` ends it, or, if that is empty, the first argument."""
     after_name: str
@@ -49,9 +56,17 @@ class ElementCalls(ToolCallFormat):
     after_string_key = ""
     """`after_key` of string values, in families that mark them, and `after_plain_key` if a model does not."""
     after_plain_key = ""
+    string_end = ""
+    """The text between a string so marked and `after_value`; other strings are written without mark."""
     after_value: str
     last: str
     """The text that ends the call."""
+    between = "\n"
+    """The text before each argument and before `last`, as a grammar writes it; any white space is read."""
+    marks_types = False
+    """`end_of_key` differs by type, and quotes in an argument's name are escaped."""
+    json_begin = json_end = ""
+    """The texts around all arguments as one JSON object, in families that may write them so."""
     in_name = IN_TAG
     per_property = True
     lines = False
@@ -60,26 +75,45 @@ class ElementCalls(ToolCallFormat):
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         sign = markup.sign
+        self.before_kind, self.after_recipient = sign(self.before_kind), sign(self.after_recipient)
         self.before_name, self.after_name = sign(self.before_name), sign(self.after_name)
         self.key, self.after_key = sign(self.key), sign(self.after_key)
         self.after_string_key, self.after_value = sign(self.after_string_key), sign(self.after_value)
-        self.last = sign(self.last)
+        self.string_end, self.last = sign(self.string_end), sign(self.last)
+        self.json_begin, self.json_end = sign(self.json_begin), sign(self.json_end)
         self.inner_markup = (self.key, self.after_key, self.after_string_key, self.last)
         self._value_stops = StopTexts([self.after_value])
+        self._string_stops = StopTexts([self.string_end] if self.string_end else [])
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
+        if self.after_recipient:
+            yield from scanner.take_while(_IN_WORD, MAX_NAME)
+            if not (yield from scanner.accept(self.after_recipient)):
+                return
         if not opener.endswith(self.before_name):
             yield from scanner.skip_space()
+            if self.before_kind:
+                yield from scanner.accept(self.before_kind, self.before_kind.removeprefix(opener))
+                yield from scanner.skip_space()
             if self.before_name and not (yield from scanner.accept(self.before_name)):
                 return
         name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
         tool = emitter.tools.resolve(name)
-        if tool is None or not ended:
+        if tool is None or not ended or not (yield from self._goes_on(scanner)):
             return
         emitter.start(tool)
+        if (yield from self._arguments(scanner, emitter.add_arguments, tool)):
+            emitter.end()
+
+    def _arguments(self, scanner: Scanner, sink: TextSink, tool: PromptTool) -> Reader[bool]:
+        """Reads the arguments and the end of the call as a JSON object; False if truncated."""
         properties, others = arguments_of(tool)
+        if self.json_begin and (yield from scanner.accept(self.json_begin)):
+            whole = yield from copy_json(scanner, sink)
+            yield from scanner.accept(self.json_end)
+            return whole and bool((yield from scanner.accept(self.last)))
         before = "{"
         while True:
             yield from scanner.skip_space()
@@ -88,34 +122,51 @@ class ElementCalls(ToolCallFormat):
             argument = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
-                return
-            emitter.add_arguments(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
+                return False
+            argument = html.unescape(argument) if self.marks_types else argument
+            sink(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
-            value = _Value(emitter, types, self.markup.clean, trims=self.lines)
-            if types and "string" not in types:
-                yield from scanner.copy_run(SPACE, value.add)
-                yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
-            end = yield from scanner.copy_until(self._value_stops, value.add, drops_half=True)
-            value.close(whole=bool(end))
-            if not end:
-                return
-        if (yield from scanner.accept(self.last)):
-            emitter.add_arguments("{}" if before == "{" else "}")
-            emitter.end()
+            if not (yield from self._read_value(scanner, sink, types)):
+                return False
+        if not (yield from scanner.accept(self.last)):
+            return False
+        sink("{}" if before == "{" else "}")
+        return True
+
+    def _read_value(self, scanner: Scanner, sink: TextSink, types: frozenset[str]) -> Reader[bool]:
+        """Reads a value of these types and its end as JSON; False if truncated."""
+        stops = self._value_stops
+        if types is _STRING and self.string_end:
+            stops = self._string_stops
+        value = Value(sink, types, self.markup.clean, trims=self.lines)
+        if types and "string" not in types:
+            yield from scanner.copy_run(SPACE, value.add)
+            yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
+        end = yield from scanner.copy_until(stops, value.add, drops_half=True)
+        value.close(whole=bool(end))
+        if end and stops is self._string_stops:
+            yield from scanner.skip_space()
+            return bool((yield from scanner.accept(self.after_value)))
+        return bool(end)
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        if self.after_name:
-            return bool((yield from scanner.accept(self.after_name)))
+        return not self.after_name or bool((yield from scanner.accept(self.after_name)))
+
+    def _goes_on(self, scanner: Scanner) -> Reader[bool]:
+        """Whether an argument or the end of the call comes next; otherwise its beginning is prose."""
         yield from scanner.skip_space()
-        following = yield from scanner.accept(self.key, self.last)
+        begins = (self.last, self.key, *((self.json_begin,) if self.json_begin else ()))
+        following = yield from scanner.accept(*begins)
         scanner.unread(len(following))
         return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        """Reads up to the value; returns its possible types, or None without a value."""
-        if self.after_string_key:
-            if (yield from scanner.accept(self.after_string_key)):
-                return _STRING
+        """Reads up to the value; returns its possible types, None without a value, or `_STRING` itself for a
+        string that is marked.
+        """
+        if self.after_string_key and (yield from scanner.accept(self.after_string_key)):
+            return _STRING
+        if self.after_plain_key:
             if (yield from scanner.accept(self.after_key)):
                 return types - _STRING
             return types if (yield from scanner.accept(self.after_plain_key)) else None
@@ -130,49 +181,63 @@ class ElementCalls(ToolCallFormat):
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
-        parts = [lark.literal(name + self.after_name)]
+        parts = [self.name_grammar(lark, name)]
         for key, inner in properties.items():
             element = self._element(lark, tool, key, inner)
             parts.append(element if key in required else f"({element})?")
         if not properties and (allows_additional(schema) or not tool.strict):
             element = self._element(lark, tool, None, additional_of(schema))
             parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
-        return " ".join([*parts, lark.literal(f"\n{self.last}")])
+        return " ".join([*parts, lark.literal(self.between + self.last)])
+
+    def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
+        again = f"{name}{self.after_recipient}\n{self.before_name}" if self.after_recipient else ""
+        return lark.literal(again + name + self.after_name)
 
     def _element(
         self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
     ) -> str:
         """The expression of one argument with the line break before it; without `key`, of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
-            return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
+            end = lark.literal(self.string_end + self._value_end())
+            return f"{self._before(lark, key, 'string')} {custom} {end}"
         if not tool.strict:
             schema = {"type": sorted(types)} if (types := types_of(schema)) else {}
         if not self.after_string_key and allows_anything(schema):
-            return f"{self._before(lark, key, _STRING)} {lark.until(self.after_value)}"
+            return f"{self._before(lark, key, 'string')} {lark.until(self.after_value)}"
         types = types_of(schema) or ALL_TYPES
         others = types - _STRING
         strings = strings_of(schema) if "string" in types else None
         ways = []
-        if strings is not None:
-            if not self.after_string_key and others:
+        if strings is not None and self.after_string_key:
+            end, banned = self.string_end + self._value_end(), self.string_end or self.after_value
+            text = lark.terminated_string(strings, end, banned)
+            ways.append(f"{self._before(lark, key, 'string')} {text}")
+        if strings is not None and (self.string_end or not self.after_string_key):
+            if self.string_end:
+                strings = f"({strings}) & /[^<&\\n]*/"
+            if others:
                 strings, others = distinguish_strings(strings, others, schema)
             text = lark.terminated_string(strings, self._value_end(), self.after_value)
-            ways.append(f"{self._before(lark, key, _STRING)} {text}")
+            ways.append(f"{self._before(lark, key, '')} {text}")
         if others or not ways:
-            value = lark.json({**schema, "type": sorted(others)} if others < types else schema)
-            ways.append(f"{self._before(lark, key, others)} {value} {lark.literal(self._value_end())}")
+            for kind in sorted(others) if self.marks_types else [""]:
+                own = frozenset({kind}) if kind else others
+                value = lark.json({**schema, "type": sorted(own)} if own < types else schema)
+                ways.append(f"{self._before(lark, key, kind)} {value} {lark.literal(self._value_end())}")
         return f"({' | '.join(ways)})"
 
-    def _before(self, lark: GrammarBuilder, key: str | None, types: frozenset[str]) -> str:
+    def _before(self, lark: GrammarBuilder, key: str | None, kind: str) -> str:
+        """The text before a value, with its type if that is marked."""
         if key is None:
-            start, end = lark.literal(f"\n{self.key}"), lark.literal(self.end_of_key(types))
+            start, end = lark.literal(self.between + self.key), lark.literal(self.end_of_key(kind))
             return f"{start} {lark.name()} {end}"
-        return lark.literal(f"\n{self.key}{key}{self.end_of_key(types)}")
+        return lark.literal(f"{self.between}{self.key}{key}{self.end_of_key(kind)}")
 
-    def end_of_key(self, types: frozenset[str]) -> str:
+    def end_of_key(self, kind: str) -> str:
         """The text between an argument's name and its value, including the value's line break."""
-        strings = self.after_string_key and (not types or "string" in types)
-        return (self.after_string_key if strings else self.after_key) + "\n" * self.lines
+        marked = self.after_string_key if kind == "string" else ""
+        return (marked or self.after_key.replace("\n", self.between)) + "\n" * self.lines
 
     def _value_end(self) -> str:
         return "\n" * self.lines + self.after_value
@@ -181,14 +246,14 @@ class ElementCalls(ToolCallFormat):
 _STRING = frozenset({"string"})
 
 
-class _Value:
+class Value:
     """Converts one argument's text to JSON."""
 
     def __init__(
-        self, emitter: ToolCallEmitter, types: frozenset[str], clean: Callable[[str], str], *, trims: bool
+        self, sink: TextSink, types: frozenset[str], clean: Callable[[str], str], *, trims: bool
     ) -> None:
         """`clean` removes signs of special tokens."""
-        self._give = emitter.add_arguments
+        self._give = sink
         self._clean = clean
         self._types = types
         self._trims = trims
@@ -246,14 +311,16 @@ class _Value:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text as JSON of one of these types, else as a JSON string."""
+    """The text as JSON of one of these types, in which some templates write Python, else as a JSON string."""
     word = _WORDS.get(text.strip().lower())
     if word and (("null" if word == "null" else "boolean") in types or not types):
         return word
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return f'"{escaped(text)}"'
+        nested = types and "string" not in types and text.lstrip()[:1] in ("[", "{")
+        literal = json_of_literal(text) if nested else None
+        return literal or f'"{escaped(text)}"'
     own = type_name(value)
     fits = own in types or (own == "integer" and "number" in types) or not types
     is_value = "string" not in types or (fits and own != "string")

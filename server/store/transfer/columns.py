@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects.postgresql import JSON
 
+from server.protocol.decode import decode_as
 from server.store import tables
 from server.store.administration.operator_tables import usage_ledger
 
@@ -69,7 +70,7 @@ def from_json(column: Column[Any], raw: bytes) -> Any:
         return None
     form, what = next(forms for kind, *forms in _FORMS if isinstance(column.type, kind))
     try:
-        value = msgspec.json.decode(raw, type=form)
+        value = decode_as(raw, form)
     except msgspec.ValidationError as error:
         raise BadValue(f"must be {what}") from error
     except (msgspec.MsgspecError, RecursionError) as error:

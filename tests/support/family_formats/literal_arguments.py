@@ -42,4 +42,29 @@ FAMILIES = (
         open="<|channel>thought\n",
         close="<channel|>",
     ),
+    Family(
+        "lfm2",
+        special=(
+            "<|startoftext|> <|im_start|> <|im_end|> <|tool_list_start|> <|tool_list_end|> "
+            "<|tool_call_start|> <|tool_call_end|> <|tool_response_start|> <|tool_response_end|>"
+        ),
+        plain="<think> </think>",
+        eos="<|im_end|>",
+        call='<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>',
+        two="<|tool_call_start|>[get_weather(city='Paris', days=2), get_time()]<|tool_call_end|>",
+        patch="<|tool_call_start|>[patch(input='a \"b\"\\nc')]<|tool_call_end|>",
+        open="<think>",
+        close="</think>",
+    ),
+    Family(
+        "olmo3",
+        special="<|endoftext|> <|im_start|> <|im_end|>",
+        plain="<think> </think> <function_calls> </function_calls>",
+        eos="<|im_end|>",
+        call='<function_calls>get_weather(city="Paris", days=2)</function_calls>',
+        two='<function_calls>\nget_weather(city="Paris", days=2)\nget_time()\n</function_calls>',
+        patch="<function_calls>patch(input='a \"b\"\\nc')</function_calls>",
+        open="<think>",
+        close="</think>",
+    ),
 )

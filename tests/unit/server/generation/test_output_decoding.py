@@ -25,7 +25,7 @@ from tests.support.harmony import harmony_format
 from tests.support.harmony import ids_of as harmony_ids_of
 
 PROMPT = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
-LED = [name for name in CALLERS if name not in ("llama3_json", "pythonic")]
+LED = [name for name in CALLERS if name not in ("llama3_json", "pythonic", "xlam")]
 """Families whose calls may come after text."""
 ANSWER = "Well"
 """A text without the stop strings below."""

@@ -1,5 +1,7 @@
 """A turn with a call, as each family's prompt has it: a question, a thought, a call, what came of it."""
 
+from tests.support.family_formats import FAMILIES
+
 ARGUMENTS = '{"city": "Paris", "days": 2}'
 GOLDEN = {
     "hermes": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>\nI look.\n</think>\n\n"
@@ -76,4 +78,162 @@ GOLDEN = {
     '<parameter name="city">Paris</parameter>\n<parameter name="days">2</parameter>\n'
     "</invoke>\n</minimax:tool_call>[e~[\n]~b]tool\n<response>Rain.</response>[e~[\n]~b]ai\n"
     "<think>\n",
+    "command_r": "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Weather?<|END_OF_TURN_TOKEN|>"
+    '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>\nAction:\n```json\n[\n    {"tool_name": '
+    '"get_weather", "parameters": '
+    + ARGUMENTS
+    + "}\n]```<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><results>"
+    "\nRain.</results><|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    "nemotron": '<SPECIAL_10>System\n<SPECIAL_11>User\nWeather?\n<SPECIAL_11>Assistant\n<TOOLCALL>[{"name": '
+    '"get_weather", "arguments": '
+    + ARGUMENTS
+    + "}]</TOOLCALL>\n<SPECIAL_12>\n<SPECIAL_11>User\n<TOOL_RESPONSE>[Rain.]</TOOL_RESPONSE>"
+    "\n<SPECIAL_11>Assistant\n<think>\n",
+    "jamba": "<s><|begin_system|>\nWrite [BEGIN FINAL RESPONSE] after your steps.\n<|begin_user|>"
+    '\nWeather?\n<|begin_assistant|>\n<tool_calls>[{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + ', "id": "call_1"}]</tool_calls>\n<|end|>\n<|begin_tool_result|>\nRain.\n<|begin_assistant|>'
+    "\nHere are my reasoning steps:\n",
+    "hunyuan": "<｜hy_begin▁of▁sentence｜><｜hy_User｜>Weather?<｜hy_Assistant｜><think>\nI look.\n</think>"
+    "\n<tool_calls>\n<tool_call>get_weather\n```json\n"
+    + ARGUMENTS
+    + "\n```</tool_call>\n</tool_calls><｜hy_place▁holder▁no▁2｜><｜hy_User｜><tool_response>"
+    "Rain.</tool_response><｜hy_Assistant｜>",
+    "gigachat3": "<s>user<|role_sep|>\nWeather?<|message_sep|>\n\nassistant<|role_sep|>\n<|message_sep|>"
+    '\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}<|message_sep|>\n\nfunction result<|role_sep|>\nRain.<|message_sep|>\n\nassistant<|role_sep|>\n",
+    "gigachat31": "<s>user<|role_sep|>\nWeather?<|message_sep|>\n\nassistant<|role_sep|>\n<|function_call|>"
+    '{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}<|message_sep|>\n\nfunction result<|role_sep|>\nRain.<|message_sep|>\n\nassistant<|role_sep|>\n",
+    "apertus": "<s><|developer_start|>Deliberation: disabled\nTool Capabilities: disabled<|developer_end|>"
+    "<|user_start|>Weather?<|user_end|><|assistant_start|><|inner_prefix|>I "
+    'look.<|inner_suffix|><|tools_prefix|>[{"get_weather": '
+    + ARGUMENTS
+    + "}]<|tools_suffix|><|assistant_end|>[Rain.]<|assistant_start|>",
+    "solar": "<|begin|>user<|content|>Weather?<|end|><|begin|>assistant<|think|>I look.<|end|><|begin|>"
+    "assistant<|tool_calls|><|tool_call:begin|>call_1<|tool_call:name|>"
+    "get_weather<|tool_call:args|>"
+    + ARGUMENTS
+    + "<|tool_call:end|><|calls|><|begin|>tool<|tool_response|><|tool_response:begin|>"
+    "call_1<|tool_response:name|>get_weather<|tool_response:result|>Rain.<|tool_response:end|>"
+    "<|end|><|begin|>assistant",
+    "functionary": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n<function=get_weather>"
+    + ARGUMENTS
+    + "</function><|eom_id|><|start_header_id|>ipython<|end_header_id|>\n\nRain.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "internlm": "<s><|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<|action_start|><|plugin|>"
+    '\n{"name": "get_weather", "parameters": '
+    + ARGUMENTS
+    + "}<|action_end|>\n<|im_end|>\n<|im_start|>environment name=<|plugin|>\nRain.<|im_end|>"
+    "\n<|im_start|>assistant\n",
+    "longcat": " USER:Weather? ASSISTANT:<longcat_think>\nI look.\n</longcat_think>\n<longcat_tool_call>"
+    '\n{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}\n</longcat_tool_call></longcat_s> TOOL:Rain. ASSISTANT:",
+    "granite_20b": 'USER: Weather?\nASSISTANT: <function_call> {"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}<|endoftext|>\nFUNCTION RESPONSE: Rain.\nASSISTANT:",
+    "xlam": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|>"
+    '<|start_header_id|>assistant<|end_header_id|>\n\n[{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}]<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\nRain.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "plamo3": "<|plamo:op|>user\nWeather?<|plamo:tag|><|plamo:op|>"
+    "assistant\n<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+    "<|plamo:begin_tool_name:plamo|>get_weather<|plamo:end_tool_name:plamo|>"
+    "<|plamo:begin_tool_arguments:plamo|>"
+    + ARGUMENTS
+    + "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+    "<|plamo:end_tool_requests:plamo|><|plamo:tag|><|plamo:op|>tool\nRain.<|plamo:tag|>"
+    "<|plamo:op|>assistant\n",
+    "functionary_v32": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n>>>get_weather\n"
+    + ARGUMENTS
+    + "<|eot_id|><|start_header_id|>tool<|end_header_id|>\n\nRain.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n>>>",
 }
+_AROUND_CALLS = {
+    "muse_glimmer": (
+        (
+            "<|begin_of_text|><|start|>user<|message|>Weather?<|eot|>"
+            "<|start|>assistant to=self<|message|>I look.<|eom|><|start|>assistant"
+        ),
+        "<|eot|><|start|>tool get_weather<|message|>Rain.<|eot|><|start|>assistant",
+    ),
+    "seed_oss": (
+        "<seed:bos>user\nWeather?<seed:eos><seed:bos>assistant\n<seed:think>I look.</seed:think>\n\n",
+        "<seed:eos><seed:bos>tool\nRain.<seed:eos><seed:bos>assistant\n",
+    ),
+    "glm47": (
+        "[gMASK]<sop><|user|>Weather?<|assistant|><think>I look.</think>",
+        "<|observation|><tool_response>Rain.</tool_response><|assistant|><think>",
+    ),
+    "hy_v3": (
+        "<｜hy_begin｜><｜hy_User｜>Weather?<｜hy_Assistant｜><think:opensource>I look.</think:opensource>",
+        (
+            "<｜hy_eos｜><tool_response:opensource>\nRain.\n</tool_response:opensource>\n<｜hy_Assistant｜>"
+            "<think:opensource>"
+        ),
+    ),
+    "step3": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n<think>\n"
+        ),
+    ),
+    "minicpm5": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n"
+        ),
+    ),
+    "dots": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n"
+        ),
+    ),
+    "minimax_m3": (
+        "]~b]user\nWeather?[e~[\n]~b]ai\n<mm:think>I look.</mm:think>",
+        "[e~[\n]~b]tool\nRain.[e~[\n]~b]ai\n",
+    ),
+    "kimi_k3": (
+        (
+            '<|open|>message role="user"<|sep|>Weather?<|close|>message<|sep|><|end_of_msg|><|open|>'
+            'message role="assistant"<|sep|><|open|>think<|sep|>I look.<|close|>think<|sep|><|open|>'
+            "response<|sep|><|close|>response<|sep|>"
+        ),
+        (
+            '<|close|>message<|sep|><|end_of_msg|><|open|>message role="tool"<|sep|>Rain.<|close|>'
+            'message<|sep|><|end_of_msg|><|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+        ),
+    ),
+    "lfm2": (
+        "<|startoftext|><|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>I look.</think>",
+        (
+            "<|im_end|>\n<|im_start|>tool\n<|tool_response_start|>Rain.<|tool_response_end|><|im_end|>"
+            "\n<|im_start|>assistant\n"
+        ),
+    ),
+    "olmo3": (
+        "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n",
+        (
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>"
+            "assistant\n<think>"
+        ),
+    ),
+    "minimax_m1": (
+        "<beginning_of_sentence>user\nWeather?<end_of_sentence>\n<beginning_of_sentence>assistant\n",
+        (
+            "<end_of_sentence>\n<beginning_of_sentence>tool\nRain.<end_of_sentence>\n<beginning_of_sentence>"
+            "ai name=assistant\n"
+        ),
+    ),
+}
+GOLDEN |= {name: before + FAMILIES[name].call + after for name, (before, after) in _AROUND_CALLS.items()}

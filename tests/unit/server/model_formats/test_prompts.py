@@ -87,7 +87,8 @@ def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> N
     written = TOOL_CALL_FORMATS[name](Markup({}))
     start = min(place for sign in (*written.openers, written.prefix) if (place := after.find(sign)) >= 0)
     parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
-    call, arguments, end = shown(parser.feed(ids_of(name, after[start:])))[:3]
+    words = shown(parser.feed(ids_of(name, after[start:])))
+    call, arguments, end = [word for word in words if not word.startswith("thought")][:3]
     assert call.split()[:2] == ["function", "get_weather"]
     assert (arguments, end) == (ARGUMENTS, "end")
 
@@ -137,9 +138,11 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*CALLERS} - {"deepseek_v3", "granite"}))
+@pytest.mark.parametrize("name", sorted({*CALLERS} - {"deepseek_v3", "granite", "lfm2"}))
 def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(name: str) -> None:
-    """But Granite's, whose template writes no calls, and DeepSeek V3's, whose null transformers takes out."""
+    """But Granite's and LFM2's, whose templates write no calls, and DeepSeek V3's, whose null transformers
+    takes out.
+    """
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(folder_of(name))
@@ -352,9 +355,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.mark.parametrize(
     ("source", "conversation", "param"),
     [
-        (PLAIN, PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
         (PLAIN + "{{ tools }}", PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
-        (PLAIN, PromptConversation(items=TURN), "input"),
         (
             PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
             PromptConversation(items=[ASKED], reasoning_effort="high"),

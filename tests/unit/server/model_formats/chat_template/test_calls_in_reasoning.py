@@ -28,7 +28,11 @@ CALL = ["function get_weather", "end"]
 
 with_openers = pytest.mark.parametrize(
     "name",
-    [name for name in THINKERS if not getattr(format_of(name)._calls, "bare_starts", "")],
+    [
+        name
+        for name in THINKERS
+        if (calls := format_of(name)._calls) and calls.in_reasoning and not calls.bare_starts
+    ],
 )
 
 
