@@ -115,7 +115,10 @@ class ToolLoop:
         if turns is None:
             return
         for due in tool_work.calls:
-            begin_call = partial(self._begin_call, turns, due, is_retry=is_retry)
+            begin_call: Callable[[], None] = partial(self._begin_call, turns, due)
+            if is_retry and not due.repeatable:
+                stopped = ToolCallFinished(response, due.index, failed_result(STOPPED))
+                begin_call = partial(self._deliver, [stopped])
             if due.call.approval_request_id is None:
                 begin_call()
             else:
@@ -168,11 +171,8 @@ class ToolLoop:
         else:
             self._deliver([ToolCallFinished(turns.response, due.index, result)])
 
-    def _begin_call(self, turns: TurnBuilder, due: DueCall, *, is_retry: bool) -> None:
+    def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""
-        if is_retry and not due.repeatable:
-            self._deliver([ToolCallFinished(turns.response, due.index, failed_result(STOPPED))])
-            return
         call, began = due.call, monotonic()
         span: Span | None = None
 
