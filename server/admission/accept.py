@@ -14,6 +14,7 @@ from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.generation.run_facts import RunFacts, first_events
+from server.hosted_tools.approved_calls import spend_approvals
 from server.limits.tenant_limits import QueueLimits
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.events import Event
@@ -131,6 +132,7 @@ class Acceptance:
         if background:
             self._queue.check(connection, new.caller)
         claim_key(connection, new)
+        spend_approvals(connection, tenant, new.approvals, new.response)
         if version := new.resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
@@ -183,7 +185,7 @@ class _Written:
         """Whether one statement writes the response, which needs no transaction around it."""
         new = self.new
         more = new.idempotency_key or new.resolved_input.conversation or self.row.facts.background
-        return not more and not any(item.images for item in self.input_items)
+        return not (more or new.approvals or any(item.images for item in self.input_items))
 
 
 def _facts(new: NewRun, created_at: datetime) -> RunFacts:

@@ -277,11 +277,15 @@ class Admission:
             raise
 
     def _claim(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
-        """Accepts responses that are not stored: at most the idempotency key is. Raises KeyTaken."""
+        """Accepts responses that are not stored: at most the idempotency key and the approvals are.
+
+        Raises KeyTaken, and Conflict for an approval that is being spent.
+        """
         accepted = self._acceptance.begin(runs)  # may ask the database, and nothing may fail after the claim
         if runs[0].idempotency_key:
             for new in runs:  # for a request that is sent again as soon as the key is claimed
                 self._hub.prepare(new.response)
+        if runs[0].idempotency_key or runs[0].approvals:
             self.key_claims.claim(runs[0])
         return accepted
 

@@ -17,6 +17,7 @@ from server.admission.prepare_runs import IdempotencyKey, NewRun
 from server.caller import Caller
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
+from server.hosted_tools.approved_calls import spend_approvals
 from server.protocol.ids import choice_id
 from server.store.content import idempotency_keys, responses
 from server.store.content.idempotency_keys import KeyUse
@@ -51,9 +52,16 @@ class KeyClaims:
         """By the response that did not begin, the oldest first."""
 
     def claim(self, new: NewRun) -> None:
-        """Claim the key of a response, if it has one. Raises KeyTaken or DatabaseError."""
+        """Claim the key of a response, if it has one, and spend its approvals. Raises KeyTaken, Conflict or
+        DatabaseError.
+        """
+
+        def work(connection: Connection) -> None:
+            claim_key(connection, new, self._replica)
+            spend_approvals(connection, new.caller.tenant, new.approvals, new.response)
+
         try:
-            self._database.retry(partial(claim_key, new=new, replica=self._replica))
+            self._database.retry(work)
         except KeyTaken:
             raise
         except Exception:

@@ -86,8 +86,15 @@ class NewRun:
     @property
     def waits_for_calls(self) -> bool:
         """Whether calls that the input approves are made before the engine gets a request."""
-        may_have_calls = self.turns.has_hosted_tools and self.prepared.wants_output
-        return may_have_calls and bool(approved_calls(self.resolved.items))
+        return bool(self.approvals)
+
+    @property
+    def approvals(self) -> Mapping[str, str]:
+        """The requests whose calls the input approves: the ids that they were sent with by those of here."""
+        if not (self.turns.has_hosted_tools and self.prepared.wants_output):
+            return {}
+        sent = self.resolved_input.sent_ids
+        return {item.id: sent.get(item.id, item.id) for item in approved_calls(self.resolved.items)}
 
     @property
     def announces(self) -> bool:

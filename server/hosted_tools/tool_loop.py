@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from uuid import UUID
 
@@ -42,6 +43,7 @@ TURN_THREADS = 4
 """Next turns that are prepared at the same time. That is this process's own work and waits for no server."""
 NO_ROOM = "The server is overloaded; try again later."
 CANNOT_GO_ON = "The response cannot go on after its tool calls."
+BROKE = "The call broke."
 STOPPED = "The server stopped during this call. It is not known whether the call was carried out."
 NO_MORE = "This response has made as many tool calls as it may; answer without more."
 
@@ -57,10 +59,13 @@ class ToolLoop:
         on_call: Callable[[McpCall, ToolResult, float], None] = lambda _call, _outcome, _seconds: None,
         traces: ResponseTraces | None = None,
         reserve_turn: Callable[[RunFacts, int], bool] = lambda _facts, _prompt_tokens: True,
+        earlier_result: Callable[[str, UUID, McpCall], ToolResult | None] = lambda *_call: None,
     ) -> None:
         """`on_call` gets each call that was made, with its result and its duration in seconds. `reserve_turn`
         says whether the budgets of a response have room for a further turn with so many tokens in its prompt.
+        `earlier_result` gives a tenant's response the result of an approved call that another one has made.
         """
+        self._earlier_result = earlier_result
         self._reserve_turn = reserve_turn
         self._traces = traces or ResponseTraces()
         self._engine = engine
@@ -110,10 +115,14 @@ class ToolLoop:
         if turns is None:
             return
         for due in tool_work.calls:
+            begin_call: Callable[[], None] = partial(self._begin_call, turns, due)
             if is_retry and not due.repeatable:
-                self._deliver([ToolCallFinished(response, due.index, failed_result(STOPPED))])
+                stopped = ToolCallFinished(response, due.index, failed_result(STOPPED))
+                begin_call = partial(self._deliver, [stopped])
+            if due.call.approval_request_id is None:
+                begin_call()
             else:
-                self._begin_call(turns, due)
+                self._submit(self._begin_approved, turns, due, begin_call)
         if tool_work.calls:
             return
         if self._holds_background and turns.resolved.request.background:
@@ -149,6 +158,19 @@ class ToolLoop:
             self._closed = True
         self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
+    def _begin_approved(self, turns: TurnBuilder, due: DueCall, begin_call: Callable[[], None]) -> None:
+        """Begins a call, unless its approval is spent: then it has the first one's result."""
+        try:
+            result = self._earlier_result(turns.resolved.tenant, turns.response, due.call)
+        except Exception:
+            fields = response_fields(turns.response, turns.resolved.tenant)
+            log.exception("an approval of %s cannot be looked up", fields["response_id"], extra=fields)
+            result = failed_result(BROKE)
+        if result is None:
+            begin_call()
+        else:
+            self._deliver([ToolCallFinished(turns.response, due.index, result)])
+
     def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""
         call, began = due.call, monotonic()
@@ -180,7 +202,7 @@ class ToolLoop:
         except Exception:
             fields = response_fields(turns.response, turns.resolved.tenant)
             log.exception("a tool call of %s broke", fields["response_id"], extra=fields)
-            deliver(failed_result("The call broke."))
+            deliver(failed_result(BROKE))
             return
 
         def end(done: Future[ToolResult]) -> None:

@@ -20,6 +20,7 @@ from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
 from server.generation.run_facts import RunFacts
+from server.hosted_tools import approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.hosted_tools.tool_loop import ToolLoop
@@ -174,7 +175,10 @@ class Recording:
         self.budgets = Budgets(database, replica)
         self.rates = RateLimits(database)
         deliver, observe, traces = loaded.inbox.deliver, loaded.events.tool_call, loaded.traces
-        self.tool_loop = ToolLoop(engine, loaded.mcp, deliver, observe, traces, self._reserve_turn)
+        earlier_result = partial(approved_calls.earlier_result, stored.database)
+        self.tool_loop = ToolLoop(
+            engine, loaded.mcp, deliver, observe, traces, self._reserve_turn, earlier_result
+        )
         self.notifier = Notifier(database, self, enabled=config.delivery == "notify")
         allowed, seconds = allowed_receivers(config), config.webhook_seconds
         self.webhook_client = WebhookClient(loaded.model.seal, allowed, seconds)

@@ -1,10 +1,6 @@
-"""The prompt of a response: its conversation checked, written by the model format, truncated to fit.
+"""The prompt of a response: its conversation checked, written by the model format, truncated to fit."""
 
-`truncation: "auto"` keeps a conversation's newest turns. A turn begins with a user message and is dropped
-as a whole, so that no call loses its output. System and developer messages and the last turn always stay.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +28,7 @@ from server.prompting.prompt_limits import (
     too_long_to_count,
 )
 from server.prompting.structured_outputs import structured_output_grammar
+from server.prompting.truncation import room_for_prompt, truncate
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.ids import unix_seconds
 from server.protocol.responses import tools as wire
@@ -62,7 +59,7 @@ def write_prompt(
 ) -> Prompt:
     """The prompt of a response that was created at `moment`, for templates that show the date.
 
-    With `truncation: "auto"` it has the newest turns that leave room for an answer. `max_tokens` replaces the
+    With `truncation: "auto"` it has the newest items that leave room for an answer. `max_tokens` replaces the
     model's context as the limit where tokens are only counted. Raises ApiError or DecodeFailure for what
     cannot be written, and for a longer prompt.
     """
@@ -75,14 +72,16 @@ def write_prompt(
         check_tools_and_format(conversation, request.tools)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
-    limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"
-    if request.truncate_prompt_tokens is not None and not truncates:
+    limit, room = context - 1 if max_tokens is None else max_tokens, None
+    if request.truncation == "auto":
+        room = room_for_prompt(context, request.max_output_tokens) if max_tokens is None else limit
+    elif request.truncate_prompt_tokens is not None:
         limit = max(limit, MAX_COUNTED_CONTEXTS * context)
     characters = characters_of(conversation)
     try:
         work = characters + ITEM_CHARACTERS * len(items)
         with served.long_prompts.slot(tenant, work) if work > LONG_CHARACTERS else nullcontext():
-            prompt = write_within(served.model_format, conversation, limit, characters, truncates=truncates)
+            prompt = write_within(served.model_format, conversation, limit, characters, room)
         if prompt.images and request.truncate_prompt_tokens is not None:
             raise InvalidRequest(
                 "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
@@ -131,14 +130,13 @@ def write_within(
     conversation: PromptConversation,
     limit: int,
     characters: int,
-    *,
-    truncates: bool,
+    room: int | None = None,
 ) -> Prompt:
-    """The prompt of a conversation; with `truncates`, of its newest turns if the whole is too long.
+    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens.
 
     A conversation with more characters than `limit` tokens can have is not written; `characters` is its
-    number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `truncates` a
-    prompt may exceed `limit`.
+    number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `room` a prompt
+    may exceed `limit`.
     """
     longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
@@ -150,17 +148,17 @@ def write_within(
             retained = items_for_model(retained)
         return model_format.write(replace(conversation, items=retained, max_tokens=limit))
 
-    def write_turns(retained: Sequence[Item]) -> Prompt:
+    def write_end(retained: Sequence[Item]) -> Prompt:
         return write(retained, characters_of(replace(conversation, items=retained)))
 
     prompt = None
     try:
         prompt = write(conversation.items, characters)
     except PromptTooLong:
-        if not truncates:
+        if room is None:
             raise
-    if prompt is None or (truncates and len(prompt.token_ids) > limit):
-        prompt = truncate_turns(conversation.items, write_turns, limit, most) or prompt
+    if room is not None and (prompt is None or len(prompt.token_ids) > room):
+        prompt = truncate(conversation.items, model_format, write_end, room, limit) or prompt
     if prompt is None:
         raise PromptTooLong(limit)
     return prompt
@@ -186,51 +184,6 @@ def truncate_tokens(
     if most == 0:
         raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
     return token_ids[:most] if side == "right" else token_ids[-most:]
-
-
-def truncate_turns(
-    items: Sequence[Item], write: Callable[[Sequence[Item]], Prompt], limit: int, most: int | None = None
-) -> Prompt | None:
-    """The prompt of the most newest turns that have at most `limit` tokens; None if the last one has more.
-
-    A binary search, because a longer conversation has no fewer tokens. Turns with more than `most`
-    characters are not tokenized.
-    """
-    starts = [index for index, item in enumerate(items) if isinstance(item, Message) and item.role == "user"]
-    low, high, best = _first_start_within(items, starts, most), len(starts) - 1, None
-    while low <= high:
-        middle = (low + high) // 2
-        try:
-            prompt = write(drop_before(items, starts[middle]))
-        except PromptTooLong:
-            low = middle + 1
-            continue
-        if len(prompt.token_ids) <= limit:
-            best, high = prompt, middle - 1
-        else:
-            low = middle + 1
-    return best
-
-
-def _first_start_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
-    """The first turn but number 0 from which on there are at most `most` characters."""
-    if most is None:
-        return 1
-    size, end = 0, len(items)
-    for number in range(len(starts) - 1, 0, -1):
-        size += sum(map(_text_size, items[starts[number] : end]))
-        end = starts[number]
-        if size > most:
-            return number + 1
-    return 1
-
-
-def drop_before(items: Sequence[Item], start: int) -> list[Item]:
-    """The items from index `start` on, after the instructions before it."""
-    instructions = [
-        item for item in items[:start] if isinstance(item, Message) and item.role in ("system", "developer")
-    ]
-    return [*instructions, *items[start:]]
 
 
 def make_conversation(

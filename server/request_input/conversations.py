@@ -35,7 +35,7 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
     items = _read_items(request.items or [])
 
     def work(connection: Connection) -> ConversationRow:
-        new = _resolve_items(connection, tenant, items, conversation, seal)
+        new = _resolve_items(connection, tenant, conversation, items, conversation, seal)
         store.create(connection, tenant, conversation, _json(request.metadata))
         return _append(connection, tenant, conversation, new)
 
@@ -87,7 +87,7 @@ def add_items(
     source = ids.new_uuid()
 
     def work(connection: Connection) -> list[str]:
-        new = _resolve_items(connection, tenant, parsed, source, seal)
+        new = _resolve_items(connection, tenant, conversation, parsed, source, seal)
         _append(connection, tenant, conversation, new)
         known = {
             image.digest: StoredImage(image.media_type, image.data)
@@ -178,10 +178,22 @@ def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
 
 
 def _resolve_items(
-    connection: Connection, tenant: str, items: Sequence[InputItem], source: UUID, seal: Seal
+    connection: Connection,
+    tenant: str,
+    conversation: UUID,
+    items: Sequence[InputItem],
+    source: UUID,
+    seal: Seal,
 ) -> list[NewItem]:
-    """The items as stored. Their ids are derived from `source`, so that a retry has the same ones."""
+    """The items as stored. Their ids are derived from `source`, so that a retry has the same ones.
+
+    Raises InvalidRequest for an id that comes twice, or that the conversation has.
+    """
     resolved = stored_input.resolve_references(connection, tenant, items)
+    resolve_input.refuse_duplicates(resolved)
+    for item in resolved:
+        if item.id and store.get_item(connection, tenant, item.id, conversation) is not None:
+            raise resolve_input.duplicate_item(item.id)
     return stored_items_of(resolve_input.with_own_ids(items, resolved, source, "c", seal, tenant))
 
 

@@ -1,9 +1,9 @@
 """The items of a request: its input parsed, and its history before it. New items keep the ids that they are
-sent with, but for ones that the history has, and in a conversation, where an id names one item of the tenant.
-Calls and approvals that are referred to must be among the items.
+sent with, but in a conversation, where an id names one item of the tenant. No id may come twice. Calls and
+approvals that are referred to must be among the items.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,6 +58,8 @@ class ResolvedInput:
     only_messages: bool = False
     """Whether all items are messages, of which none has a setting, a call or a sealed part."""
     approves: bool = False
+    sent_ids: Mapping[str, str] = field(default_factory=dict)
+    """The ids that the input's approval requests were sent with, by the ids that they have here."""
     read_bytes: int = 0
     """Bytes of the stored items among these, as JSON."""
     items: Sequence[Item] = field(init=False)
@@ -114,11 +116,8 @@ def resolve_input(
 ) -> ResolvedInput:
     """The items of a request. Raises ApiError for unmatched call outputs and approvals. Pure."""
     history, items = stored.history, stored.input_items
-    lasting = _lasting_ids(items)
-    if stored.conversation is not None:
-        lasting.clear()
-    elif lasting:
-        lasting.difference_update(item.id for item in history)
+    refuse_duplicates(items, history)
+    lasting = set() if stored.conversation else {item.id for item in items if has_lasting_id(item)}
     if all(isinstance(item, Message) for item in (*history, *items)):
         own = [with_own_id(item, response, "i", index, lasting) for index, item in enumerate(items)]
         return ResolvedInput(stored.previous_id, history, own, stored.conversation, only_messages=True)
@@ -127,7 +126,12 @@ def resolve_input(
     if approves:
         _validate_approvals([*history, *new], new, given, seal, tenant)
     _validate_call_outputs(history, new, lambda items: unseal_items(items, seal, tenant))
-    return ResolvedInput(stored.previous_id, history, new, stored.conversation, approves=approves)
+    sent_ids = {
+        own.id: sent.id for sent, own in zip(items, new, strict=True) if isinstance(own, McpApprovalRequest)
+    }
+    return ResolvedInput(
+        stored.previous_id, history, new, stored.conversation, approves=approves, sent_ids=sent_ids
+    )
 
 
 @contextmanager
@@ -170,20 +174,23 @@ def reading_input(
         yield resolved
 
 
-def _lasting_ids(items: Sequence[Item]) -> set[str]:
-    """The ids that items keep. Raises InvalidRequest, in OpenAI's words, where two items have the same."""
-    lasting: set[str] = set()
-    for item in items:
-        if not has_lasting_id(item):
-            continue
-        if item.id in lasting:
-            raise InvalidRequest(
-                f"Duplicate item found with id {item.id}. Remove duplicate items from your input and try "
-                "again.",
-                param="input",
-            )
-        lasting.add(item.id)
-    return lasting
+def refuse_duplicates(items: Sequence[Item], history: Sequence[Item] = ()) -> None:
+    """Raises InvalidRequest for an id that two items have, or one and the history. Pure."""
+    sent = [item.id for item in items if item.id]
+    seen = {item.id for item in history} if sent else set()
+    for item_id in sent:
+        if item_id in seen:
+            raise duplicate_item(item_id)
+        seen.add(item_id)
+
+
+def duplicate_item(item_id: str) -> InvalidRequest:
+    """OpenAI's error for an item that is there already."""
+    return InvalidRequest(
+        f"Duplicate item found with id {item_id[:100]}. Remove duplicate items from your input and try "
+        "again.",
+        param="input",
+    )
 
 
 def with_own_id(

@@ -328,12 +328,12 @@ def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
 
 _SHARED_KEYS = text(f"""
     select tenant, response_id, count(*) from idempotency_keys
-    where cast(:tenant as text) is null or tenant = :tenant
+    where left(key, 1) <> chr(10) and (cast(:tenant as text) is null or tenant = :tenant)
     group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
 """)
 _LOST_KEYS = text(f"""
     select k.tenant, k.response_id, 1 from idempotency_keys k
-    where (cast(:tenant as text) is null or k.tenant = :tenant)
+    where left(k.key, 1) <> chr(10) and (cast(:tenant as text) is null or k.tenant = :tenant)
       and k.created_at < clock_timestamp() - make_interval(secs => :age)
       and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
       and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)

@@ -142,26 +142,59 @@ def test_an_id_of_another_form_is_replaced(scripted_server: ServerProcess, sent:
     assert len({*listed, sent}) == 3
 
 
-def test_an_id_that_the_history_has_is_replaced(scripted_server: ServerProcess, connect: Connect) -> None:
-    first = make(scripted_server)
-    output = sent_again(first, scripted_server)
-    second = make(scripted_server, input=output, previous_response_id=first)
-    conversation = connect(scripted_server).conversations.create(items=[{"role": "user", "content": "Hello"}])
-    third = make(scripted_server, input=output, conversation=conversation.id)
-    for response in (second, third):
-        listed = ids_of(get(scripted_server, f"/responses/{response}/input_items"))
-        assert len(listed) == len(output)
-        assert all(item.get("id") not in listed for item in output)
-
-
-def test_an_id_that_is_in_the_input_twice_is_refused_in_openai_s_words(
-    scripted_server: ServerProcess,
-) -> None:
-    again = {"id": "msg_1", "role": "user", "content": "Hello"}
-    answer = httpx.post(f"{scripted_server.api}/responses", json={"model": MODEL, "input": [again, again]})
+def refused_as_duplicate(answer: httpx.Response, item_id: str) -> None:
+    """The answer is OpenAI's refusal of an item that is there already."""
     error = check_error(answer, 400, "invalid_request_error")
-    words = "Duplicate item found with id msg_1. Remove duplicate items from your input and try again."
+    words = f"Duplicate item found with id {item_id}. Remove duplicate items from your input and try again."
     assert (error["param"], error["message"]) == ("input", words)
+
+
+def test_an_item_that_the_history_has_is_refused_and_elsewhere_it_is_another_one(
+    scripted_server: ServerProcess, connect: Connect
+) -> None:
+    conversations = connect(scripted_server).conversations
+    ours, other = (conversations.create(items=[{"role": "user", "content": "Hello"}]).id for _ in range(2))
+    first = make(scripted_server, conversation=ours)
+    output = sent_again(first, scripted_server)
+    (said,) = [item["id"] for item in output if item.get("type") == "message"]
+    reference = {"type": "item_reference", "id": said}
+    for history in ({"previous_response_id": first}, {"conversation": ours}):
+        for items in (output, [reference]):
+            body = {"model": MODEL, "input": items, **history}
+            refused_as_duplicate(httpx.post(f"{scripted_server.api}/responses", json=body), said)
+    listed = ids_of(get(scripted_server, f"/responses/{make(scripted_server, input=output)}/input_items"))
+    assert said in listed
+    copied = make(scripted_server, input=output, conversation=other)
+    listed = ids_of(get(scripted_server, f"/responses/{copied}/input_items"))
+    assert (len(listed), said in listed) == (len(output), False)
+
+
+@pytest.mark.parametrize("item", [{"role": "user", "content": "Hello"}, ITEMS[5], ITEMS[2]])
+def test_an_id_that_is_in_the_input_twice_is_refused_in_openai_s_words(
+    scripted_server: ServerProcess, item: dict[str, Any]
+) -> None:
+    again = {"id": "msg_1", **item}
+    body = {"model": MODEL, "input": [again, {"role": "user", "content": "Hi"}, again]}
+    refused_as_duplicate(httpx.post(f"{scripted_server.api}/responses", json=body), again["id"])
+
+
+def test_an_item_that_a_conversation_has_is_not_added_again(
+    scripted_server: ServerProcess, connect: Connect
+) -> None:
+    conversations = connect(scripted_server).conversations
+    again = {"id": "msg_1", "role": "user", "content": "Hello"}
+    body = {"items": [again, again]}
+    refused_as_duplicate(httpx.post(f"{scripted_server.api}/conversations", json=body), "msg_1")
+    ours, other = (conversations.create().id for _ in range(2))
+    path = f"{scripted_server.api}/conversations/{{}}/items"
+    refused_as_duplicate(httpx.post(path.format(ours), json=body), "msg_1")
+    assert conversations.items.list(ours).data == []
+    (added,) = httpx.post(path.format(ours), json={"items": [again]}).json()["data"]
+    reference = {"type": "item_reference", "id": added["id"]}
+    for item in (added, reference):
+        refused_as_duplicate(httpx.post(path.format(ours), json={"items": [item]}), added["id"])
+        assert httpx.post(path.format(other), json={"items": [item]}).status_code == 200
+    assert [item.id for item in conversations.items.list(ours).data] == [added["id"]]
 
 
 def test_input_items_are_the_response_s_own(scripted_server: ServerProcess) -> None:

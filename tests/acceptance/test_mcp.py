@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import psycopg
 import pytest
 
+from tests.acceptance.error_object import check_error
 from tests.acceptance.sdk_types import check_event, check_response
 from tests.fix_server import StartServer
 from tests.support.attached import retrieve
@@ -68,20 +70,24 @@ def by_events(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mcp]:
 
 
 @pytest.fixture(scope="module")
-def server(module_database: str, shared_mcp: Mcp, by_events: Mcp) -> Iterator[ServerProcess]:
-    """A server with the demo model that has the MCP servers, and one that is not there."""
+def settings(shared_mcp: Mcp, by_events: Mcp) -> dict[str, object]:
+    """The settings of a server with the demo model that has the MCP servers, and one that is not there."""
     known = {
         "city": shared_mcp.url,
         "events": f"http://127.0.0.1:{by_events.port}/sse",
         "gone": f"http://127.0.0.1:{free_port()}/mcp",
     }
-    settings = {
+    return {
         "tool_server": ",".join(f"{label}={url}" for label, url in known.items()),
         "mcp_hosts": f"http://127.0.0.1:{shared_mcp.port}",
         "mcp_seconds": 5,
         "lease_seconds": 2,
         "torch_threads": 2,
     }
+
+
+@pytest.fixture(scope="module")
+def server(module_database: str, settings: dict[str, object]) -> Iterator[ServerProcess]:
     process = ServerProcess(module_database, settings=settings)
     try:
         process.start()
@@ -221,6 +227,39 @@ def test_output_that_is_too_long_is_cut_and_what_the_model_cannot_read_ends_the_
     assert told["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+def test_a_response_whose_context_is_full_after_a_call_goes_on_with_less_of_it(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    (model,) = httpx.get(f"{server.api}/models").json()["data"]
+    room, body = model["max_model_len"] * 7 // 8, ask(max_output_tokens=2000)
+
+    def body_of(words: int) -> dict[str, Any]:
+        before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "so it was " * 100}]
+        fill = [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": "so it was " * words}]
+        return body | {"input": [*before, *fill, {"role": "user", "content": WEATHER}]}
+
+    def count(words: int) -> int:
+        counted = httpx.post(f"{server.api}/responses/input_tokens", json=body_of(words), timeout=60)
+        tokens: int = counted.json()["input_tokens"]
+        return tokens
+
+    each = (count(200) - count(100)) / 100
+    full = body_of(int((room - count(0)) / each) - 2) | {"enable_response_messages": True}
+
+    def turns(truncation: str) -> list[int]:
+        sent = {**full, "truncation": truncation}
+        told = httpx.post(f"{server.api}/responses", json=sent, timeout=120).json()
+        assert kinds(told) == ["mcp_list_tools", "mcp_call", "message"]
+        read: list[int] = told["usage"]["input_tokens_details"]["input_tokens_per_turn"]
+        return read
+
+    before, after = turns("disabled")
+    assert room - 20 < before <= room < after
+    before, after = turns("auto")
+    assert after < room - 100 < before <= room
+    assert len(mcp.calls) == 2
+
+
 def test_server_that_is_not_there_is_an_item_and_the_model_goes_on_without(server: ServerProcess) -> None:
     told = post(server, ask(label="gone", tool_choice="auto"))
     assert told["status"] == "completed"
@@ -296,7 +335,100 @@ def test_call_that_must_be_allowed_waits_and_is_made_before_the_model_goes_on(
     assert bare(own)[1:] == [*bare(final)[1:]]
     denied = post(server, later | {"input": [answer | {"approve": False}], "tool_choice": "auto"})
     assert "mcp_call" not in kinds(denied)
-    assert len(mcp.calls) == 2
+    assert len(mcp.calls) == 1
+
+
+def allowed(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+
+
+WAITING: dict[str, Any] = {
+    "tools": [{"type": "mcp", "server_label": "city", "allowed_tools": ["get_weather"]}]
+}
+
+
+@pytest.mark.parametrize(
+    "way", ["response", "conversation", "items", "items in conversation", "unstored first"]
+)
+def test_an_approval_that_is_spent_gives_the_first_result_and_no_second_call(
+    server: ServerProcess, mcp: Mcp, way: str
+) -> None:
+    def new_conversation() -> str:
+        made: str = httpx.post(f"{server.api}/conversations", json={}).json()["id"]
+        return made
+
+    ours = {"conversation": new_conversation()} if way == "conversation" else {}
+    first = post(server, ask(**WAITING, **ours))
+    asked = first["output"][-1]
+    copied = {"input": [*first["output"], allowed(asked)]}
+    later = {
+        "response": {"previous_response_id": first["id"], "input": [allowed(asked)]},
+        "conversation": {**ours, "input": [allowed(asked)]},
+        "items": copied,
+        "items in conversation": copied,
+        "unstored first": copied,
+    }[way]
+    made = []
+    for number in range(3):
+        own = {"conversation": new_conversation()} if way == "items in conversation" else {}
+        stored = {"store": number > 0 or way != "unstored first"}
+        made.append(post(server, {**ask(**WAITING), "tool_choice": "auto", **later, **own, **stored}))
+    after = {"previous_response_id": made[-1]["id"], "input": [allowed(asked)]}
+    if way == "response":
+        made.append(post(server, {**ask(**WAITING), "tool_choice": "auto", **after}))
+    assert mcp.calls == ["get_weather Paris"]
+    assert {kinds(told)[0] for told in made} == {"mcp_call"}
+    known = ["It is sunny."] + [None if way == "unstored first" else "It is sunny."] * (len(made) - 1)
+    assert [call_of(told)["output"] for told in made] == known
+    errors = [call_of(told)["error"] for told in made]
+    assert [error and "not known" in error["message"] for error in errors] == [
+        None if output else True for output in known
+    ]
+
+
+def test_of_two_approvals_at_once_one_is_answered_with_a_conflict_until_the_first_has_its_result(
+    server: ServerProcess, mcp: Mcp, module_database: str, settings: dict[str, object]
+) -> None:
+    other = ServerProcess(module_database, settings=settings)
+    other.start()
+    try:
+        first = post(server, ask(**WAITING))
+        body = {**ask(**WAITING), "tool_choice": "auto", "previous_response_id": first["id"]}
+        body["input"] = [allowed(first["output"][-1])]
+        mcp.does("wait")
+        with ThreadPoolExecutor() as pool:
+            sent = [
+                pool.submit(httpx.post, f"{replica.api}/responses", json=body, timeout=60)
+                for replica in (server, other, server, other)
+            ]
+            eventually(lambda: sum(one.done() for one in sent) == 3, within=60)
+            (mcp.folder / "wait").unlink()
+            answers = [one.result() for one in sent]
+        (told,) = [answer.json() for answer in answers if answer.status_code == 200]
+        refused = [answer for answer in answers if answer.status_code != 200]
+        for answer in refused:
+            assert told["id"] in check_error(answer, 409, "invalid_request_error")["message"]
+        assert call_of(post(other, body))["output"] == call_of(told)["output"] == "It is sunny."
+        assert mcp.calls == ["get_weather Paris"]
+    finally:
+        other.stop()
+
+
+def test_after_a_call_without_a_result_its_approval_is_spent_and_the_model_is_told_so(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    first = post(server, ask(**WAITING))
+    body = {**ask(**WAITING), "tool_choice": "auto", "previous_response_id": first["id"]}
+    body["input"] = [allowed(first["output"][-1])]
+    mcp.does("wait")
+    begun = httpx.post(f"{server.api}/responses", json={**body, "background": True}, timeout=60).json()
+    eventually(lambda: len(mcp.calls) == 1, within=60)
+    httpx.post(f"{server.api}/responses/{begun['id']}/cancel", timeout=60).raise_for_status()
+    eventually(lambda: retrieve(server, begun["id"])["status"] == "cancelled", within=60)
+    (mcp.folder / "wait").unlink()
+    told = post(server, body)
+    assert "not known" in call_of(told)["error"]["message"]
+    assert (kinds(told)[-1], len(mcp.calls)) == ("message", 1)
 
 
 def test_allowed_call_is_made_on_the_uncompacted_context_and_the_next_response_compacts_it(

@@ -219,7 +219,7 @@ ITEMS: dict[str, list[Body]] = {
     ],
     "mcp_call": [
         {
-            "id": "mcp_x",
+            "id": name,
             "type": "mcp_call",
             "server_label": "s",
             "name": "look",
@@ -229,9 +229,9 @@ ITEMS: dict[str, list[Body]] = {
             "approval_request_id": None,
             "error": error,
         }
-        for error in (
-            {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No."}]},
-            {"type": "http_error", "code": 500, "message": "No."},
+        for name, error in (
+            ("mcp_x", {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No."}]}),
+            ("mcp_y", {"type": "http_error", "code": 500, "message": "No."}),
         )
     ],
     "mcp_approval_response": [

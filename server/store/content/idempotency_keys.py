@@ -96,7 +96,13 @@ def claim(
     return connection.execute(_CLAIM, {**use, "lifetime": KEY_LIFETIME}).first() is not None
 
 
-_OLD = "created_at < statement_timestamp() - cast(:lifetime as interval)"
+_OLD = """
+    created_at < statement_timestamp() - cast(:lifetime as interval)
+    and not (left(key, 1) = chr(10) and exists (
+        select from responses r where r.tenant = idempotency_keys.tenant
+          and (r.id = response_id or r.id = cast(substring(key from '[0-9a-f]{32}') as uuid))))
+"""
+"""Past its lifetime, and no approval (`spent_approvals`) that may be sent again."""
 _COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")
 _DELETE_OLD = text(f"""
     delete from idempotency_keys where (tenant, key) in (

@@ -1,0 +1,159 @@
+"""`truncation: "auto"`: the end of a conversation that fits into the context.
+
+Items go from the beginning, but for system and developer messages and the user message that the first of the
+others answers. No call is parted from its output, no approval from its call, no thought from what it led to.
+
+The conversation is cut in steps, at places that depend only on what is before them. So the next turn's prompt
+mostly begins as this one's does, and the engine has it in its prefix cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from server.model_formats.model_format import ModelFormat, Prompt, PromptError, PromptTooLong
+from server.protocol.responses.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    Message,
+    Reasoning,
+    encode_item,
+    plain_text,
+)
+
+STEP_SHARE = 3
+"""A conversation that is too long loses a third of the room at a time. Of loops whose turns fill a twentieth
+of the room, more than four fifths of the prompts' tokens are then cached."""
+ANSWER_SHARE = 8
+"""An eighth of the context is left for an answer whose request does not limit it further."""
+_SAMPLE = 16_384
+"""Characters from which the tokens in a step are estimated."""
+_ITEM_SIZE = 16
+"""Characters for the markup around an item."""
+
+
+def room_for_prompt(context: int, max_output_tokens: int | None) -> int:
+    """The tokens that a prompt is cut to."""
+    answer = context // ANSWER_SHARE
+    return context - max(1, answer if max_output_tokens is None else min(answer, max_output_tokens))
+
+
+def truncate(
+    items: Sequence[Item],
+    model_format: ModelFormat,
+    write: Callable[[Sequence[Item]], Prompt],
+    room: int,
+    limit: int,
+) -> Prompt | None:
+    """The prompt of the longest end that has at most `room` tokens, to a step; else the shortest one.
+
+    None if that has more than `limit` tokens. A binary search, because a longer conversation has no fewer
+    tokens.
+    """
+    step = limit / STEP_SHARE * _characters_per_token(items, model_format, limit)
+    cuts = stepped_cuts(items, max(1, int(step)))
+    low, high, best = 0, len(cuts) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        try:
+            prompt = write(drop_before(items, cuts[middle]))
+        except PromptTooLong:
+            low = middle + 1
+            continue
+        if len(prompt.token_ids) <= room:
+            best, high = prompt, middle - 1
+        else:
+            low = middle + 1
+            if middle == len(cuts) - 1 and len(prompt.token_ids) <= limit:
+                best = prompt
+    return best
+
+
+def stepped_cuts(items: Sequence[Item], step: int) -> list[int]:
+    """The indexes from which on the conversation may stay: one every `step` characters, and then all."""
+    before = [0, *accumulate(map(_size, items))]
+    cuts = list(_possible_cuts(items))
+    stepped: list[int] = []
+    passed = 0
+    for cut in cuts:
+        if before[cut] // step > passed:
+            passed = before[cut] // step
+            stepped.append(cut)
+    return [*stepped, *(cut for cut in cuts if not stepped or cut > stepped[-1])]
+
+
+def drop_before(items: Sequence[Item], start: int) -> list[Item]:
+    """The items from index `start` on, after the instructions and the user message that they answer."""
+    first = next((item for item in items[start:] if not _is_of(item, "system", "developer")), None)
+    users = [] if first is None or _is_of(first, "user") else range(start)
+    question = next((index for index in reversed(users) if _is_of(items[index], "user")), None)
+    retained = [
+        item
+        for index, item in enumerate(items[:start])
+        if index == question or _is_of(item, "system", "developer")
+    ]
+    return [*retained, *items[start:]]
+
+
+def _possible_cuts(items: Sequence[Item]) -> Iterator[int]:
+    """The indexes before which no item belongs to one after it."""
+    ends = _ends(items)
+    reach = 0
+    for index, item in enumerate(items[:-1]):
+        reach = max(reach, ends.get(index, 0))
+        leads_on = isinstance(item, Reasoning) or _is_of(item, "assistant")
+        if reach <= index and not (leads_on and not _is_of(items[index + 1], "user", "system", "developer")):
+            yield index + 1
+
+
+def _ends(items: Sequence[Item]) -> dict[int, int]:
+    """The index of the last output or answer of each call and each request for approval, by its index.
+
+    A model may use the id of a call again.
+    """
+    begun: dict[str | None, int] = {}
+    ends: dict[int, int] = {}
+    for index, item in enumerate(items):
+        match item:
+            case FunctionCall(call_id=name) | CustomToolCall(call_id=name) | McpApprovalRequest(id=name):
+                begun[name] = index
+            case FunctionCallOutput(call_id=name) | CustomToolCallOutput(call_id=name) if name in begun:
+                ends[begun[name]] = index
+            case McpApprovalResponse() | McpCall() if item.approval_request_id in begun:
+                ends[begun[item.approval_request_id]] = index
+    return ends
+
+
+def _characters_per_token(items: Sequence[Item], model_format: ModelFormat, limit: int) -> float:
+    """From the conversation's beginning, so that it is the same in each turn."""
+    sample, wanted = "", min(limit, _SAMPLE)
+    for item in items:
+        sample += _text(item)
+        if len(sample) >= wanted:
+            break
+    try:
+        return len(sample[:wanted]) / max(1, len(model_format.encode(sample[:wanted], special=False)))
+    except PromptError:
+        return 1.0
+
+
+def _size(item: Item) -> int:
+    return len(_text(item)) + _ITEM_SIZE
+
+
+def _text(item: Item) -> str:
+    match item:
+        case Message(content=content):
+            return plain_text(content)
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return output if isinstance(output, str) else plain_text(output)
+    return encode_item(item).decode()
+
+
+def _is_of(item: Item, *roles: str) -> bool:
+    return isinstance(item, Message) and item.role in roles
