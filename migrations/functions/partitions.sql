@@ -65,7 +65,7 @@ begin
     end if;
 end $$;
 
--- A compacted stream (its rows as one text) without the large parameters that events repeat of the request,
+-- A folded stream (its rows as one text) without the large parameters that events repeat of the request,
 -- and with them. Both replace text in syntax: inside of JSON strings quotes are escaped. A body or request that
 -- has what stands for a parameter already, or an escaped NUL, which Postgres cannot take JSON apart with, stays.
 create or replace function holdfast_without_echo(body text, request json) returns text

@@ -25,7 +25,7 @@ from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import INPUT_LIST, ItemList, PayloadPage
 from server.store.database import Connection, Database
-from server.store.log_read import CompactedStream, LoggedEvent
+from server.store.log_read import FoldedStream, LoggedEvent
 
 log = logging.getLogger("holdfast.read")
 
@@ -50,7 +50,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
     """An ended response with the fields that only its last event has."""
-    stream = CompactedStream(log_read.read_ended(connection, stored.tenant, stored.id))
+    stream = FoldedStream(log_read.read_ended(connection, stored.tenant, stored.id))
     (last,) = stream.read(stream.end - 1)
     return restore_token_dump(response, last.event.body)
 
@@ -94,7 +94,7 @@ def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> 
     return [msgspec.json.encode(response) for response in existing]
 
 
-_streams: WeakValueDictionary[tuple[str, UUID, datetime | None], CompactedStream] = WeakValueDictionary()
+_streams: WeakValueDictionary[tuple[str, UUID, datetime | None], FoldedStream] = WeakValueDictionary()
 """Shared by all readers of the same stream in this process. With the time of its end, because a response
 whose end a database has lost ends once more."""
 
@@ -108,7 +108,7 @@ class StreamReader:
     response: UUID
     background: bool = field(default=False, init=False)
     """The response runs in the background; set by `find`."""
-    _stream: CompactedStream | None = field(default=None, init=False)
+    _stream: FoldedStream | None = field(default=None, init=False)
     _end: int = field(default=0, init=False)
     """The sequence number after the last event, where the one before a page is not stored."""
 
@@ -165,15 +165,15 @@ class StreamReader:
             self._end = log_append.next_seq(connection, self.tenant, self.response)
         return page
 
-    def _shared_stream(self, connection: Connection, finished_at: datetime | None) -> CompactedStream:
+    def _shared_stream(self, connection: Connection, finished_at: datetime | None) -> FoldedStream:
         key = self.tenant, self.response, finished_at
         stream = _streams.get(key)
         if stream is None:
-            stream = CompactedStream(log_read.read_ended(connection, self.tenant, self.response))
+            stream = FoldedStream(log_read.read_ended(connection, self.tenant, self.response))
             _streams[key] = stream
         return stream
 
-    def _page_of(self, stream: CompactedStream, first: int) -> FramePage:
+    def _page_of(self, stream: FoldedStream, first: int) -> FramePage:
         return self._page(stream.read(max(0, first - 1)), first, stream.end)
 
     def _page(self, stored: Iterable[LoggedEvent], first: int, end: int | None) -> FramePage:

@@ -19,7 +19,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODECS
-from server.store.log_read import LogRow, parse_compacted
+from server.store.log_read import LogRow, parse_folded
 
 Finding = tuple[str, str]
 Json = dict[str, Any]
@@ -60,18 +60,18 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
 
 def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
-    if status not in TERMINAL_STATUSES and response.compacted is not None:
+    if status not in TERMINAL_STATUSES and response.folded is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
-    if response.compacted is not None and response.hot:
+    if response.folded is not None and response.hot:
         yield "I2", f"its events are folded, but {len(response.hot)} rows of its running log are left."
     if (
         status in TERMINAL_STATUSES
-        and response.compacted is None
+        and response.folded is None
         and not response.hot
         and response.audit_columns.deleted_at is None
     ):
         yield "I2", f"it is {status}, but its events are not there."
-    if status not in TERMINAL_STATUSES and response.compacted is None and not response.hot:
+    if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:
         yield "I2", f"it is {status}, but it has no event."
     attempts = [row.attempt for row in response.hot]
     if any(after < before for before, after in pairwise(attempts)):
@@ -84,12 +84,12 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
 
 
 def _rows(response: AuditedResponse) -> Sequence[LogRow]:
-    folded = response.compacted
+    folded = response.folded
     if folded is None:
         return response.hot
     if folded.codec not in CODECS:
         raise ValueError(f"codec {folded.codec} is not known")
-    return parse_compacted(folded.body)
+    return parse_folded(folded.body)
 
 
 def _check_numbers(
@@ -106,8 +106,8 @@ def _check_numbers(
             yield "I2", f"the row of event {row.first_seq} counts {row.n} events and holds {len(events)}."
             return
         expected += row.n
-    if response.compacted is not None and response.compacted.last_seq != expected - 1:
-        yield "I2", f"its last event is {expected - 1}, but the stream says {response.compacted.last_seq}."
+    if response.folded is not None and response.folded.last_seq != expected - 1:
+        yield "I2", f"its last event is {expected - 1}, but the stream says {response.folded.last_seq}."
 
 
 def _check_own_numbers(decoded: Sequence[Json]) -> Iterator[Finding]:

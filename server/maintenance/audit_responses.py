@@ -277,7 +277,7 @@ def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Find
     if response.audit_columns.deleted_at is None or is_unfinished(response):
         return
     expires = response.audit_columns.expires_at
-    if response.compacted is not None or response.hot:
+    if response.folded is not None or response.hot:
         yield "I16", "it is deleted, but its events are kept."
     if not response.audit_columns.has_next and (expires is None or expires > moment.now):
         yield "I16", "it is deleted and no response goes on from it, but it is kept."

@@ -22,7 +22,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES, Echo
 from server.store.database import Connection, Database, commit_synchronously
 from server.store.database_errors import DatabaseError, TransientError, first_line
 from server.store.log_append import CODECS
-from server.store.log_read import parse_compacted
+from server.store.log_read import parse_folded
 from server.store.transfer import insert_rows
 from server.store.transfer.columns import TABLES, BadValue, row_of
 
@@ -168,7 +168,7 @@ def _check_response(values: dict[str, Any]) -> None:
 def _check_stream(values: dict[str, Any]) -> None:
     if values["codec"] not in CODECS:
         raise BadValue("codec is not known to this release")
-    rows = parse_compacted(values["body"])
+    rows = parse_folded(values["body"])
     if sum(row.n for row in rows) - 1 != values["last_seq"]:
         raise BadValue("its body has other events than last_seq says")
 

@@ -125,7 +125,7 @@ class AuditedResponse:
     ledger_entry: AuditedLedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[LogRow]
-    compacted: AuditedStream | None
+    folded: AuditedStream | None
     replays: Sequence[Replay]
     image_uses: Collection[tuple[str, bytes]] = ()
     """Ids of items, each with the digest of a picture that is kept for it."""
@@ -179,7 +179,7 @@ _HOT = text(f"""
     select response_id, {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
 """)
-_COMPACTED = text(f"""
+_FOLDED = text(f"""
     select s.response_id, s.last_seq, s.codec, {STREAM_BODY} as body from response_streams s
     left join responses r on r.tenant = s.tenant and r.id = s.response_id
     where s.tenant = :tenant and s.response_id = any(:ids) order by s.response_id desc
@@ -188,7 +188,7 @@ _IMAGE_USES = text("""
     select owner as response_id, item_id, digest from item_images
     where tenant = :tenant and owner = any(:ids) and removed_at is null order by owner desc
 """)
-_OF_RESPONSES = (_ITEMS, _HOT, _COMPACTED, _IMAGE_USES)
+_OF_RESPONSES = (_ITEMS, _HOT, _FOLDED, _IMAGE_USES)
 _PAGE_TIME = text("""
     select clock_timestamp(), min(started_at) from replicas
     where state = 'alive' and heartbeat_at >= clock_timestamp() - make_interval(secs => :grace)
@@ -221,10 +221,10 @@ def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
     parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, compacted, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
+    items, hot, folded, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
         log = [hot_row(part) for part in hot.of(row.id)]
-        stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
+        stream = next((_from_row(AuditedStream, part) for part in folded.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
             stored=_from_row(StoredResponse, row),
@@ -233,7 +233,7 @@ def _audited_responses(
             ledger_entry=_from_row(AuditedLedgerEntry, row, "u_") if metered else None,
             items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
             hot=log,
-            compacted=stream,
+            folded=stream,
             replays=_replays(connection, tenant, row.id, log, stream) if replays else (),
             image_uses={(use.item_id, use.digest) for use in uses.of(row.id)},
         )
@@ -265,13 +265,13 @@ def _replays(
     tenant: str,
     response: UUID,
     hot: Sequence[LogRow],
-    compacted: AuditedStream | None,
+    folded: AuditedStream | None,
 ) -> list[Replay]:
     """The log as read from the start, just after it, the middle and the last event.
 
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
-    last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
+    last = folded.last_seq if folded else sum(part.n for part in hot) - 1
     firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
     try:
         return [Replay(first, log_read.read(connection, tenant, response, first)) for first in firsts]

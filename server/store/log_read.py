@@ -1,4 +1,4 @@
-"""Reads the event log: a response's events, hot or compacted, its tokens, and updates for followers."""
+"""Reads the event log: a response's events, hot or folded, its tokens, and updates for followers."""
 
 import logging
 from array import array
@@ -91,12 +91,12 @@ def read_logged(
             for event in decode_row(seq, kind, output, content, body.encode())
         ]
     else:
-        events = list(CompactedStream(_read_stream(connection, _FOLDED, tenant, response_id)).read(first))
+        events = list(FoldedStream(_read_stream(connection, _FOLDED, tenant, response_id)).read(first))
     return [logged for logged in events if logged.event.sequence_number >= first][:limit]
 
 
 def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
-    """An ended response's stream, for `CompactedStream`, whether its rows are folded or not."""
+    """An ended response's stream, for `FoldedStream`, whether its rows are folded or not."""
     return _read_stream(connection, _ENDED, tenant, response_id)
 
 
@@ -135,7 +135,7 @@ def read_progress(connection: Connection, tenant: str, response_id: UUID) -> Log
 
 
 class LogRow(NamedTuple):
-    """One row of the log; a compacted stream is a JSON array of such rows."""
+    """One row of the log; a folded stream is a JSON array of such rows."""
 
     first_seq: int
     n: int
@@ -150,8 +150,8 @@ class LogRow(NamedTuple):
         return decode_row(self.first_seq, self.kind, self.output_index, self.content_index, bytes(self.body))
 
 
-def parse_compacted(body: str | bytes) -> list[LogRow]:
-    """The rows of a compacted stream. Raises msgspec.DecodeError."""
+def parse_folded(body: str | bytes) -> list[LogRow]:
+    """The rows of a folded stream. Raises msgspec.DecodeError."""
     return decode_as(body, list[LogRow])
 
 
@@ -164,8 +164,8 @@ def hot_row(row: Row[Any]) -> LogRow:
     return own._replace(body=msgspec.Raw(row.body.encode()))
 
 
-class CompactedStream:
-    """The rows of a compacted stream. They are decoded when they are read, since that takes more memory."""
+class FoldedStream:
+    """The rows of a folded stream. They are decoded when they are read, since that takes more memory."""
 
     def __init__(self, packed: str) -> None:
         """Raises msgspec.DecodeError."""

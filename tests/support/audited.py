@@ -69,7 +69,7 @@ def ended(
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
         + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
         hot=[],
-        compacted=AuditedStream(last_seq=len(told) - 1, codec=2, body=fold(_rows(batches, ended=True))),
+        folded=AuditedStream(last_seq=len(told) - 1, codec=2, body=fold(_rows(batches, ended=True))),
         replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
     )
 
@@ -85,7 +85,7 @@ def running(*given: Sequence[int]) -> AuditedResponse:
         ledger_entry=None,
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
         hot=_rows(batches),
-        compacted=None,
+        folded=None,
         replays=[],
     )
 
@@ -138,13 +138,13 @@ def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedRespo
     """The same response with another log, and a stream that counts it rightly; without replays."""
     last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
     body = msgspec.json.encode(rows).decode()
-    return replace(response, compacted=AuditedStream(last_seq=last, codec=2, body=body), replays=[])
+    return replace(response, folded=AuditedStream(last_seq=last, codec=2, body=body), replays=[])
 
 
 def log_of(response: AuditedResponse) -> list[list[Any]]:
     """The rows of an ended response's log, to be changed."""
-    assert response.compacted is not None
-    rows: list[list[Any]] = msgspec.json.decode(response.compacted.body)
+    assert response.folded is not None
+    rows: list[list[Any]] = msgspec.json.decode(response.folded.body)
     return rows
 
 

@@ -107,7 +107,7 @@ def fold_short(at: Memory, ended: Iterable[tuple[str, UUID, int]]) -> None:
 def read_log(
     at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[LoggedEvent]:
-    return list(log_read.CompactedStream(read_ended(at, tenant, response_id)).read(first))[:limit]
+    return list(log_read.FoldedStream(read_ended(at, tenant, response_id)).read(first))[:limit]
 
 
 def read_ended(at: Memory, tenant: str, response_id: UUID) -> str:

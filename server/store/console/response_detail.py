@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from server.store.console.history import LAST_INPUT
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.content import stored_items
-from server.store.log_read import LOG_COLUMNS, STREAM_BODY, CompactedStream, LogRow, hot_row
+from server.store.log_read import LOG_COLUMNS, STREAM_BODY, FoldedStream, LogRow, hot_row
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
@@ -220,7 +220,7 @@ def input_items(
 
 
 MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
-"""The largest compacted stream that is shown; one of 100,000 events has about 10 MB."""
+"""The largest folded stream that is shown; one of 100,000 events has about 10 MB."""
 MAX_ROWS: Final = 200_000
 """Rows of a running response that are shown; a row has at least one event."""
 
@@ -252,7 +252,7 @@ def read_log(
     connection: Connection, tenant: str, response: UUID, first: int = 0, limit: int = MAX_ROWS
 ) -> LogPage | None:
     """At most `limit` rows, from the one with sequence number `first` on. None if its stream is longer than
-    `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the compacted stream in
+    `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the folded stream in
     one transaction.
     """
     connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
@@ -267,4 +267,4 @@ def read_log(
     end, body = stream
     if body is None:
         return None
-    return LogPage(list(islice(CompactedStream(body).rows(first), limit)), end)
+    return LogPage(list(islice(FoldedStream(body).rows(first), limit)), end)

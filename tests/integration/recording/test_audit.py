@@ -259,7 +259,7 @@ def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Benc
         second, moment = next(audited)
         assert next(audited, None) is None
     assert [first.stored.id, second.stored.id] == [newer.facts.id, older.facts.id]
-    assert (second.stored.status, second.compacted, second.ledger_entry) == ("in_progress", None, None)
+    assert (second.stored.status, second.folded, second.ledger_entry) == ("in_progress", None, None)
     assert check_response(second, moment, AuditLimits()) == []
 
 

@@ -36,7 +36,7 @@ def streams_exported(bench: Bench) -> list[tuple[UUID, int]]:
     """The responses whose events an export has, and their last events."""
     with read_rows.export_snapshot(bench.database) as connection:
         streams = read_rows.rows(connection, Subject(TENANT, None), "response.stream")
-        found = [(id_, last, log_read.parse_compacted(body)) for id_, last, _, body, _, _ in streams]
+        found = [(id_, last, log_read.parse_folded(body)) for id_, last, _, body, _, _ in streams]
     assert all(sum(row.n for row in rows) == last + 1 for _, last, rows in found)
     return [(id_, last) for id_, last, _ in found]
 
@@ -62,7 +62,7 @@ def test_the_end_of_a_long_response_leaves_its_log_to_the_retention_thread(bench
 def test_a_long_log_is_read_audited_and_shown_before_it_is_folded(bench: Bench, database_url: str) -> None:
     run = end_long(bench)
     with bench.database.begin() as connection:
-        ended = log_read.CompactedStream(log_read.read_ended(connection, TENANT, run.facts.id))
+        ended = log_read.FoldedStream(log_read.read_ended(connection, TENANT, run.facts.id))
         followed = log_read.read_updates(connection, [log_read.Subscription(TENANT, run.facts.id, 2)])
         shown = connection.exec_driver_sql("select count(*) from v_events").scalar_one()
     assert ended.end == shown == run.next_seq

@@ -122,8 +122,8 @@ def with_item(index: int, **changes: Any) -> Wound:
 
 def with_folded(**changes: Any) -> Wound:
     def wound(response: AuditedResponse) -> AuditedResponse:
-        assert response.compacted is not None
-        return replace(response, compacted=replace(response.compacted, **changes), replays=[])
+        assert response.folded is not None
+        return replace(response, folded=replace(response.folded, **changes), replays=[])
 
     return wound
 
@@ -155,7 +155,7 @@ WOUNDS: list[tuple[str, str, Wound]] = [
     ("I2", "the stream is cut", with_folded(body="[[0,1,0,0,0,1.5,{")),
     ("I2", "an event is no object", with_rows(lambda rows: rows[5].__setitem__(6, 12))),
     ("I2", "the kind is unknown", with_rows(lambda rows: rows[4].__setitem__(2, 77))),
-    ("I2", "the stream is gone", lambda response: replace(response, compacted=None, replays=[])),
+    ("I2", "the stream is gone", lambda response: replace(response, folded=None, replays=[])),
     ("I2", "the running log is left", lambda response: replace(response, hot=running().hot)),
     ("I3", "the end is missing", without_event("response.completed")),
     ("I3", "the end is there twice", with_event_twice("response.completed")),
@@ -210,8 +210,8 @@ WOUNDS: list[tuple[str, str, Wound]] = [
 RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
     ("I2", "a row is missing", lambda response: replace(response, hot=[response.hot[0], *response.hot[2:]])),
     ("I2", "it has no event", lambda response: replace(response, hot=[])),
-    ("I2", "it is folded", lambda response: replace(response, compacted=ended().compacted)),
-    ("I3", "its log has an end", lambda response: replace(response, compacted=ended().compacted)),
+    ("I2", "it is folded", lambda response: replace(response, folded=ended().folded)),
+    ("I3", "its log has an end", lambda response: replace(response, folded=ended().folded)),
     ("I7", "it is metered", lambda response: replace(response, ledger_entry=ended().ledger_entry)),
     ("I11", "it has an end", on_row(finished_at=LATER)),
     ("I11", "it has usage", on_row(output_tokens=1)),
@@ -358,13 +358,13 @@ def test_a_next_turn_is_after_the_end_of_the_one_before() -> None:
 
 
 def test_a_deleted_response_may_stay_for_a_later_one_without_its_stream() -> None:
-    kept = stands(replace(ended(), compacted=None, replays=[]), deleted_at=LATER, has_next=True)
+    kept = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER, has_next=True)
     assert broken(kept) == set()
     assert broken(stands(running(), deleted_at=LATER)) == set()
 
 
 def test_a_deleted_response_that_nothing_needs_may_wait_for_its_purge_once_it_has_expired() -> None:
-    left = stands(replace(ended(), compacted=None, replays=[]), deleted_at=LATER)
+    left = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER)
     assert broken(stands(left, expires_at=NOW)) == set()
     assert broken(stands(left, expires_at=AFTER)) == {"I16"}
     assert "I16" in broken(stands(ended(), deleted_at=LATER, expires_at=NOW))

@@ -12,7 +12,7 @@ from tests.support.builders import RESPONSE, TENANT, examples
 commits = st.lists(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=6), max_size=8)
 
 
-def folded(commits: list[list[str | None]]) -> tuple[log_read.CompactedStream, list[Event]]:
+def folded(commits: list[list[str | None]]) -> tuple[log_read.FoldedStream, list[Event]]:
     """Commits of deltas, and of whole events where there is None, as they are stored when all is over."""
     made: list[Event] = []
     rows: list[log_append.NewLogRow] = []
@@ -38,7 +38,7 @@ def folded(commits: list[list[str | None]]) -> tuple[log_read.CompactedStream, l
         )
         for row in rows
     ]
-    return log_read.CompactedStream(msgspec.json.encode(body).decode()), made
+    return log_read.FoldedStream(msgspec.json.encode(body).decode()), made
 
 
 @given(commits)
