@@ -176,7 +176,7 @@ def test_every_command_that_a_document_shows_is_one() -> None:
 
 
 def test_the_table_of_tool_call_formats_has_every_name() -> None:
-    table = TEXTS[ROOT / "docs" / "models.md"].partition("## Tool-call formats")[2].partition("\n## ")[0]
+    table = TEXTS[ROOT / "docs" / "models.md"].partition("## Tool-call formats")[2].partition("\n### ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == TOOL_CALL_FORMATS.keys()
 
 
