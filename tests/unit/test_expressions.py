@@ -69,6 +69,8 @@ REACH = {
     "server/model_formats/tool_calls/json_arguments.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_WORD": OUTPUT,
+    "server/model_formats/harmony/decoded_messages.py:_GLUED": OUTPUT,
+    "server/model_formats/harmony/decoded_messages.py:_NAMESPACED": OUTPUT,
     "server/model_formats/tool_calls/nested_elements.py:_DIGIT": OUTPUT,
     "server/model_formats/tool_calls/nested_elements.py:_KEY": OUTPUT,
     "server/model_formats/tool_calls/nested_elements.py:_TYPE": OUTPUT,
