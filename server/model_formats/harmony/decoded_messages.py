@@ -21,7 +21,7 @@ from server.model_formats.harmony.vocabulary import (
 from server.model_formats.model_format import Messages
 
 _TO = re.compile(r"to=\s*([^\s<]*)")
-_NAMESPACED = re.compile(r"[A-Za-z_][\w-]*\.[\w.-]*\w")
+_NAMESPACED = re.compile(r"(?<![\w.-])[A-Za-z_][\w-]*\.[\w.-]*\w")
 _GLUED = re.compile(r"(?:assistant)?\W*(analysis|commentary|final)?")
 """The author with the channel, without the marker between them, as in `assistant--commentary`."""
 _NO_TOOLS = frozenset({"assistant", "all", "user"})
