@@ -32,32 +32,38 @@ from server.protocol.responses.items import (
 )
 
 Part = Literal["answers", "reasoning", "calls"]
-_ANSWER, _THOUGHT, _NAME, _ARGUMENTS = "Four words of answer", "Three words thought", "xcalledx", {"a": "bcd"}
+_ANSWER, _THOUGHT, _NAME = "Four words of answer", "Three words thought", "xcalledx"
 _USER = Message("msg_1", "completed", "user", [InputText("Say")])
 _SAID = Message("msg_2", "completed", "assistant", [OutputText(_ANSWER)])
 _THOUGHTS = Reasoning("rs_1", "completed", [], [ReasoningText(_THOUGHT)])
-_CALL = FunctionCall("fc_1", "completed", "call_1", _NAME, json.dumps(_ARGUMENTS))
-_TOOL = PromptTool(
-    name=_NAME, description="A tool.", parameters={"type": "object", "properties": {"a": {"type": "string"}}}
+_STRING, _NUMBER = (
+    FunctionCall("fc_1", "completed", "call_1", _NAME, arguments)
+    for arguments in ('{"a": "bcd"}', '{"a": 4711}')
 )
+_TURNS: tuple[tuple[Part, Sequence[Sequence[Item]]], ...] = (
+    ("answers", [(_SAID,)]),
+    ("reasoning", [(_THOUGHTS, _SAID)]),
+    ("calls", [(_STRING,), (_NUMBER,)]),
+)
+"""The parts with turns of which one must be read: some templates quote no argument, some quote numbers."""
 
 
 def contradictions(model_format: ChatTemplateFormat) -> list[Part]:
     """The parts that would not be read as what they are; none where the template cannot show a part."""
     if not model_format.has_template:
         return []
-    return [part for part, turn in _TURNS.items() if not _is_read_back(model_format, turn)]
+    return [part for part, turns in _TURNS if not any(_is_read_back(model_format, turn) for turn in turns)]
 
 
-_TURNS: dict[Part, Sequence[Item]] = {
-    "answers": (_SAID,),
-    "reasoning": (_THOUGHTS, _SAID),
-    "calls": (_CALL,),
-}
+def _tool_of(call: Item) -> PromptTool:
+    properties = {"a": {"type": "string" if call is _STRING else "integer"}}
+    parameters = {"type": "object", "properties": properties}
+    return PromptTool(name=_NAME, description="A tool.", parameters=parameters)
 
 
 def _is_read_back(model_format: ChatTemplateFormat, turn: Sequence[Item]) -> bool:
-    tools = [_TOOL] if _CALL in turn else []
+    calls = [item for item in turn if isinstance(item, FunctionCall)]
+    tools = list(map(_tool_of, calls))
     try:
         asked, bare = (
             model_format.write(PromptConversation(items=[_USER], tools=tools, add_generation_prompt=begins))
@@ -75,7 +81,7 @@ def _is_read_back(model_format: ChatTemplateFormat, turn: Sequence[Item]) -> boo
     words = _words(turn)
     if header or not all(word in written for word in words):
         return True
-    if _CALL not in turn:  # what follows ends the turn
+    if not calls:  # what follows ends the turn
         written = written[: written.rindex(words[-1]) + len(words[-1])]
     ids = model_format.encode(written, special=False)
     read = Prompt(token_ids=(), stop_ids=asked.stop_ids, tools=tools)
@@ -84,7 +90,12 @@ def _is_read_back(model_format: ChatTemplateFormat, turn: Sequence[Item]) -> boo
 
 
 def _words(turn: Sequence[Item]) -> list[str]:
-    said = {id(_SAID): [_ANSWER], id(_THOUGHTS): [_THOUGHT], id(_CALL): [_NAME, _ARGUMENTS["a"]]}
+    said = {
+        id(_SAID): [_ANSWER],
+        id(_THOUGHTS): [_THOUGHT],
+        id(_STRING): [_NAME, "bcd"],
+        id(_NUMBER): [_NAME, "4711"],
+    }
     return [word for item in turn for word in said[id(item)]]
 
 
@@ -95,8 +106,15 @@ def _fits(deltas: Sequence[Delta], turn: Sequence[Item]) -> bool:
         [delta.name for delta in deltas if isinstance(delta, CallStart)],
         "".join(delta.text for delta in deltas if isinstance(delta, CallDelta)),
     )
-    if _CALL in turn:
-        return names == [_NAME] and arguments.replace(" ", "") == json.dumps(_ARGUMENTS).replace(" ", "")
+    if isinstance(turn[0], FunctionCall):
+        return names == [_NAME] and _is_same_json(arguments, turn[0].arguments)
     if _THOUGHTS in turn:
         return (text, thought) == (_ANSWER, _THOUGHT)
     return _ANSWER in (text, thought) and "" in (text, thought)  # some templates leave reasoning open
+
+
+def _is_same_json(text: str, other: str) -> bool:
+    try:
+        return bool(json.loads(text) == json.loads(other))
+    except ValueError:
+        return False

@@ -65,6 +65,19 @@ def test_unread_marks_are_named_by_what_they_would_garble(
     assert contradictions(model_format_of(with_template(template))) == parts
 
 
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_a_template_that_quotes_every_argument_or_none_is_no_contradiction(
+    with_template: Made, quote: str
+) -> None:
+    argument = f"{{{{ k }}}}={quote}{{{{ f.arguments[k] }}}}{quote}"
+    written = f"[{{{{ f.name }}}}({{% for k in f.arguments %}}{argument}{{% endfor %}})]"
+    calls = f"{{% for call in m.tool_calls or () %}}{{% set f = call.function %}}{written}{{% endfor %}}"
+    template = f"{TOOLS_SHOWN} [func_name1(a=b)] {START}{{{{ m.content }}}}{calls}{END}"
+    model_format = model_format_of(with_template(template))
+    assert model_format.call_format == "pythonic"
+    assert contradictions(model_format) == []
+
+
 def load(folder: Path, **settings: object) -> tuple[ChatTemplateFormat, list[str]]:
     lines: list[str] = []
     config = Config(engine="scripted", model=folder, **settings)  # type: ignore[arg-type]
