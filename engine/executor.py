@@ -61,7 +61,7 @@ class PendingTokens:
 
     sequences: list[TokenSequence]
     prompt_logprobs: list[PromptLogprobs]
-    """Of this step, already on the host."""
+    """The log probabilities of prompt tokens that this step computed, on the host."""
     partial_prefills: list[TokenSequence]
     """The sequences of which this step computed a part of the prompt without sampling a token."""
     read: Callable[[], StepResult]

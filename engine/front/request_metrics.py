@@ -94,7 +94,7 @@ class RequestMetrics:
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
-        """As `tokens`, without steps: counts tokens of a request, which share the time since its last."""
+        """Counts tokens of a request that came together: they share the time since its last one."""
         if sequence.last_token_at is not None:
             self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
         else:

@@ -42,7 +42,7 @@ class AcceptedRequest:
 
     request: EngineRequest
     digests: list[bytes]
-    """Of the prompt's full blocks."""
+    """The chained digests of the prompt's full blocks."""
     grammar: CompiledGrammar | None = None
     """The compiled grammar; the engine thread never compiles one."""
     has_place: bool = False

@@ -83,7 +83,7 @@ class GenerateCall:
 @dataclass(frozen=True, slots=True)
 class ImageFile:
     data: bytes = field(repr=False)
-    """As `PromptImage.data`."""
+    """The bytes of the picture's file, as `PromptImage.data` has them."""
     digest: bytes
     cache_salt: str
 

@@ -235,9 +235,9 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
-        """Of each call that runs."""
+        """The time-outs of the calls that run."""
         self._readers: set[AnswerReader] = set()
-        """Of each answer that arrives."""
+        """The readers of the answers that arrive."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(

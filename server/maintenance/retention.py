@@ -41,7 +41,6 @@ from server.store.database_errors import DatabaseError, first_line, is_unavailab
 from server.store.disk_space import Disk, Shortage
 from server.store.log_append import LogGap
 from server.store.schema import partitions
-from server.store.timeout_connection import psycopg_connection
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.retention")
@@ -256,11 +255,9 @@ def fold_logs(database: Database, pause: Pause = _go_on) -> None:
     for key in ended:
         began = time.monotonic()
         try:
-            with database.dedicated_connection("fold", limits=FOLD_LIMITS) as connection:
-                with psycopg_connection(connection) as raw:
-                    raw.timeout_seconds = FOLD_PATIENCE_SECONDS
-                with connection.begin():
-                    log_append.fold_later(connection, *key)
+            opened = database.dedicated_connection("fold", limits=FOLD_LIMITS, patience=FOLD_PATIENCE_SECONDS)
+            with opened as connection, connection.begin():
+                log_append.fold_later(connection, *key)
         except (DatabaseError, LogGap) as error:
             if isinstance(error, DatabaseError) and is_unavailable(error):
                 raise
@@ -286,9 +283,10 @@ def analyze(database: Database) -> None:
     Raises DatabaseError.
     """
     limits = {"statement_timeout": f"{ANALYZE_SECONDS}s", "lock_timeout": "200ms"}
-    with closing(database.dedicated_connection("statistics", autocommit=True, limits=limits)) as connection:
-        with psycopg_connection(connection) as raw:
-            raw.timeout_seconds = ANALYZE_SECONDS
+    opened = database.dedicated_connection(
+        "statistics", autocommit=True, limits=limits, patience=ANALYZE_SECONDS
+    )
+    with closing(opened) as connection:
         for table in partitions.TABLES:
             with connection.begin():
                 partitions.analyze(connection, table)
