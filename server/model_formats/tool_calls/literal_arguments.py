@@ -91,15 +91,18 @@ class PythonCalls(ToolCallFormat):
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
 
-def _written_arguments(arguments: str) -> str:
-    """JSON text of arguments in Python's syntax; other text as one argument `input`."""
+def _members_of(arguments: str) -> dict[str, object]:
+    """The members of JSON text of arguments; other text as one argument `input`."""
     try:
         members = json.loads(arguments)
     except (ValueError, RecursionError):
         members = arguments
-    if not isinstance(members, dict):
-        members = {"input": members}
-    return ", ".join(f"{name}={_written(value)}" for name, value in members.items())
+    return members if isinstance(members, dict) else {"input": members}
+
+
+def _written_arguments(arguments: str) -> str:
+    """JSON text of arguments in Python's syntax."""
+    return ", ".join(f"{name}={_written(value)}" for name, value in _members_of(arguments).items())
 
 
 def _written(value: object) -> str:
@@ -297,6 +300,20 @@ class QuotedObjects(ToolCallFormat):
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
         arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))
         return f"{lark.literal(name)} {arguments}"
+
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
+        own = [f"{name}{self._written(_members_of(arguments))}" for name, arguments in calls]
+        return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
+
+    def _written(self, value: object) -> str:
+        match value:
+            case str():
+                return f"{self.quote}{value}{self.quote}"
+            case list():
+                return f"[{','.join(map(self._written, value))}]"
+            case dict():
+                return f"{{{','.join(f'{name}:{self._written(member)}' for name, member in value.items())}}}"
+        return json.dumps(value)
 
     def _object_grammar(
         self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: SchemaBudget

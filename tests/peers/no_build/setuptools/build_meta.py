@@ -5,7 +5,11 @@ this one, first on the path of a pip without build isolation, answers from `SDIS
 """
 
 import os
+import sys
 from pathlib import Path
+
+__legacy__ = sys.modules[__name__]
+"""The backend of packages that name none."""
 
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
