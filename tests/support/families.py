@@ -10,8 +10,11 @@ import functools
 import json
 import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import pytest
+from _pytest.mark.structures import ParameterSet
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
@@ -26,6 +29,7 @@ from server.model_formats.model_format import (
     merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -50,6 +54,20 @@ TOOLS = (WEATHER, CLOCK, PATCH)
 
 CALLERS = [name for name, family in FAMILIES.items() if family.call]
 THINKERS = [name for name, family in FAMILIES.items() if family.open and family.call]
+
+
+def _grammar_callers() -> list[ParameterSet]:
+    writers: Counter[object] = Counter()
+    parameters = []
+    for name in CALLERS:
+        writer = TOOL_CALL_FORMATS[name].call_grammar
+        writers[writer] += 1
+        parameters.append(pytest.param(name, marks=[pytest.mark.faults] * (writers[writer] > 2)))
+    return parameters
+
+
+GRAMMAR_CALLERS = _grammar_callers()
+"""All families for tests of grammars: of those whose calls share the code of a grammar, two in the suite."""
 
 
 @functools.cache

@@ -9,13 +9,13 @@ from server.model_formats.model_format import Prompt, TextDelta, merge_deltas
 from tests.support.families import CALLERS, TOOLS, format_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
 
-TOKENS = 1000
+TOKENS = 500
 FACTOR = 4
 """Times as many tokens."""
 MOST = 12
 """Times as long as that may take: a reader of quadratic time takes 16 times as long."""
-QUICK_S = 0.1
-"""Of processor time, below which nothing is compared: 4,000 tokens are read in a tenth of it."""
+QUICK_S = 0.05
+"""Of processor time, below which nothing is compared: 2,000 tokens are read in a tenth of it."""
 
 
 def hostile(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,14 +143,19 @@ def loop(width: int, context: int, turns: int) -> tuple[float, list[Prompt]]:
     return cached / sum(len(prompt.token_ids) for prompt in prompts), prompts
 
 
-def test_a_loop_of_a_hundred_turns_reads_four_fifths_of_its_prompts_from_the_prefix_cache() -> None:
-    for width, context in ((1, 20_000), (4, 8_192), (5, 32_768)):
-        share, prompts = loop(width, context, 100)
-        room = room_for_prompt(context, None)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        assert max(lengths) <= room
-        assert min(lengths[50:]) > room / 2
-        assert share >= 0.8
+@pytest.mark.parametrize(
+    ("width", "context"),
+    [(1, 20_000), (4, 8_192), pytest.param(5, 32_768, marks=pytest.mark.faults)],
+)
+def test_a_loop_of_a_hundred_turns_reads_four_fifths_of_its_prompts_from_the_prefix_cache(
+    width: int, context: int
+) -> None:
+    share, prompts = loop(width, context, 100)
+    room = room_for_prompt(context, None)
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    assert max(lengths) <= room
+    assert min(lengths[50:]) > room / 2
+    assert share >= 0.8
 
 
 def test_room_is_left_for_an_answer_but_not_for_more_than_was_asked_for() -> None:

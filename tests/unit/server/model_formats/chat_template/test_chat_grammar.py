@@ -30,7 +30,16 @@ from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
-from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, format_of, ids_of
+from tests.support.families import (
+    CALLERS,
+    CLOCK,
+    GRAMMAR_CALLERS,
+    PATCH,
+    THINKERS,
+    WEATHER,
+    format_of,
+    ids_of,
+)
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -61,7 +70,7 @@ LEADS = {name: made(Markup({})).prefix for name, made in TOOL_CALL_FORMATS.items
 USER = Message("1", "completed", "user", [InputText("hi")])
 
 
-@pytest.fixture(params=CALLERS)
+@pytest.fixture(params=GRAMMAR_CALLERS)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

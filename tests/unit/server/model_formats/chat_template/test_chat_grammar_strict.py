@@ -17,7 +17,7 @@ from server.model_formats.model_format import (
 )
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses.items import InputText, Message
-from tests.support.families import CALLERS, format_of
+from tests.support.families import GRAMMAR_CALLERS, format_of
 from tests.support.schemas import check_value, random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -31,7 +31,7 @@ def strict(parameters: dict[str, Any]) -> PromptConversation:
     return PromptConversation(items=[USER], tools=[tool], tool_choice=REQUIRED, reasoning_effort="none")
 
 
-@pytest.mark.parametrize("family", CALLERS)
+@pytest.mark.parametrize("family", GRAMMAR_CALLERS)
 def test_arguments_follow_random_schemas(family: str) -> None:
     compiler, chance = compiler_of(family), random.Random(family)
     try:

@@ -22,7 +22,7 @@ from server.model_formats.output_grammar.relaxed_schemas import (
 )
 from server.protocol.responses.items import InputText, Message
 from tests.support.engines import make_request
-from tests.support.families import CALLERS, format_of
+from tests.support.families import GRAMMAR_CALLERS, format_of
 from tests.support.schemas import random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -119,11 +119,11 @@ def arguments(family: str, parameters: dict[str, Any] | None, seed: str, rounds:
 
 
 def crossed(names: Iterable[str]) -> list[ParameterSet]:
-    """Every family with every schema; a third of the pairs, with all of both among them, in the suite."""
+    """Every family with every schema; of the families in the suite, a third of the pairs."""
     return [
-        pytest.param(family, name, marks=[pytest.mark.faults] * ((place + number) % 3 > 0))
-        for place, family in enumerate(CALLERS)
-        for number, name in enumerate(names)
+        pytest.param(*family.values, name, marks=[*family.marks, *([pytest.mark.faults] * (number % 3 > 0))])
+        for place, family in enumerate(GRAMMAR_CALLERS)
+        for number, name in enumerate(names, place)
     ]
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_enforced_is_left_out_and_the_rest_is_followed(family: st
             assert value["s"] in ("a", "b")
 
 
-@pytest.mark.parametrize("family", CALLERS)
+@pytest.mark.parametrize("family", GRAMMAR_CALLERS)
 def test_forced_calls_follow_random_schemas(family: str) -> None:
     chance = random.Random(family)
     for number in range(ROUNDS):

@@ -114,21 +114,18 @@ def test_types_are_found_whatever_a_caller_wrote(schema: dict[str, object], type
 
 def seconds_for(name: str, tokens: list[int]) -> float:
     prompt = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
-    best = float("inf")
-    for _ in range(2):
-        parser = format_of(name).parser(prompt)
-        begun = time.process_time()
-        for token in tokens:
-            parser.feed((token,))
-        parser.close()
-        best = min(best, time.process_time() - begun)
-    return best
+    parser = format_of(name).parser(prompt)
+    begun = time.thread_time()
+    for token in tokens:
+        parser.feed((token,))
+    parser.close()
+    return time.thread_time() - begun
 
 
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("what", ["opener", "half", "call", "blanks", "arguments"])
 def test_the_cost_grows_with_the_length_and_not_with_its_square(name: str, what: str) -> None:
-    """24 times the tokens against 24 times the cost; a square would be 576 times as dear."""
+    """12 times the tokens against 12 times the cost; a square would be 144 times as dear."""
     family = FAMILIES[name]
     head, unit = {
         "opener": ("", family.call[: len(family.call) // 3]),
@@ -137,5 +134,6 @@ def test_the_cost_grows_with_the_length_and_not_with_its_square(name: str, what:
         "blanks": ("", " "),
         "arguments": (family.call[: family.call.index("Paris")], '<a "b'),
     }[what]
-    many = [*ids_of(name, head), *(ids_of(name, unit) * 4_800)[:4_800]]
-    assert seconds_for(name, many) < 140 * max(seconds_for(name, many[:200]), 0.001)
+    many = [*ids_of(name, head), *(ids_of(name, unit) * 2_400)[:2_400]]
+    few = max(min(seconds_for(name, many[:200]) for _ in range(2)), 0.001)
+    assert any(seconds_for(name, many) < 60 * few for _ in range(3))
