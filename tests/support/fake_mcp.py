@@ -39,6 +39,8 @@ class FakeMcp:
         self.tools: list[dict[str, Any]] = TOOLS
         self.structured: dict[str, Any] | None = None
         """The structured content of its results."""
+        self.text = "Found it."
+        """The text of its results."""
         self.calls: list[dict[str, Any]] = []
         self.on_call: Callable[[], None] = lambda: None
         """Called when a call has arrived, before it is answered."""
@@ -108,7 +110,7 @@ class FakeMcp:
             case "tools/call":
                 self.calls.append(dict(params))
                 self.on_call()
-                result: dict[str, Any] = {"content": [{"type": "text", "text": "Found it."}]}
+                result: dict[str, Any] = {"content": [{"type": "text", "text": self.text}]}
                 return result if self.structured is None else {**result, "structuredContent": self.structured}
         return {}
 
