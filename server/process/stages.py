@@ -30,7 +30,7 @@ from server.http.services import Services
 from server.limits.budgets import Budgets
 from server.limits.rate_limits import RateLimits, reserved_tokens
 from server.limits.settlement import Settlement
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits.tenant_limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.events import Events

@@ -23,7 +23,7 @@ from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits.tenant_limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
 from server.recording.committer import CommitLimits, Committer

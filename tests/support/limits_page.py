@@ -22,7 +22,7 @@ from server.http.asgi import endpoint, listener, thread_pools
 from server.http.handlers import responses
 from server.http.websocket import session
 from server.input_images import image_reader, image_worker
-from server.limits import long_prompts, rate_limits, tenant_limits, unfinished_responses
+from server.limits import long_prompts, rate_limits, tenant_limits
 from server.model_formats.chat_template import template_messages
 from server.oidc import access_tokens
 from server.prompting import prompt_limits, request_parameters, turns
@@ -222,9 +222,9 @@ def _server() -> Mapping[str, Rows]:
             "on a GPU or for each vLLM server",
             "that wait for the engine": default("max_waiting"),
             "background responses that wait in the database": default("max_queued"),
-            "pictures in prompts of unfinished ones": f"{size(unfinished_responses.MAX_IMAGE_BYTES)} as PNG",
+            "pictures in prompts of unfinished ones": f"{size(tenant_limits.MAX_PROMPT_IMAGE_BYTES)} as PNG",
             f"input kept for further turns; decoded {tenant_limits.DECODED_FACTOR} times that": size(
-                unfinished_responses.MAX_INPUT_BYTES
+                tenant_limits.MAX_INPUT_BYTES
             ),
             "stored bytes": f"the disk, less {flag('disk_reserve')} of an embedded database",
         },

@@ -96,7 +96,7 @@ def create(call: ApiCall) -> Answer | objects.Response:
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
         call.request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
     if params.stream:
-        reader = StreamReader(call.database, caller.tenant, admitted.id)
+        reader = StreamReader(services.database, caller.tenant, admitted.id)
         return event_stream(services, call.request, admitted.channel, reader, 0, admitted.begun)
     if params.background:
         return _as_accepted(_read(call, admitted.id), admitted)
