@@ -95,9 +95,8 @@ class Acceptance:
             if ARMED:
                 crashpoint("accept.written")  # the statement commits itself
             try:
-                committed = response_insert.insert_and_commit(
-                    self._database, *written[0].content, self._replica
-                )
+                insert = response_insert.committing_insert(*written[0].content, self._replica)
+                committed = self._database.scalar(*insert)
             except AlreadyThere:  # an earlier try, which was not confirmed, has committed
                 committed = False
             if not committed:

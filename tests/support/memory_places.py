@@ -55,7 +55,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_progress": memory_log.read_progress,
         "read_updates": memory_log.read_updates,
     },
-    response_insert: {"insert": memory_store.insert, "insert_and_commit": memory_store.insert_and_commit},
+    response_insert: {"insert": memory_store.insert, "committing_insert": memory_store.committing_insert},
     responses: {
         "get": memory_store.get,
         "finish": memory_store.finish,
