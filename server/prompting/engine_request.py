@@ -124,7 +124,7 @@ def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: 
         echo,
         _engine_request(served, resolved, prompt, echo),
         prompt_hash=hashlib.sha256(array("i", prompt.token_ids).tobytes()).digest(),
-        weights=served.weights_of(echo.model),
+        weights=served.weights.get(echo.model),
     )
     return prepared.without_output() if resolved.request.prewarms else prepared
 

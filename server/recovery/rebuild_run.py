@@ -84,7 +84,7 @@ def _take_weights(
     connection: Connection, stored: StoredResponse, served: LoadedModel, logged: RunLog
 ) -> bool:
     """Whether the weights here may continue the response; one without a token takes them."""
-    weights = served.weights_of(stored.model)
+    weights = served.weights.get(stored.model)
     if logged.token_chunks:
         if None in (stored.weights, weights) or stored.weights == weights:
             return True
