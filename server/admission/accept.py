@@ -13,11 +13,11 @@ from server.admission.prepare_runs import NewRun
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
-from server.generation.run_facts import RunFacts, first_events
+from server.generation.run import RunFacts
 from server.hosted_tools.approved_calls import spend_approvals
 from server.limits.tenant_limits import QueueLimits
 from server.protocol.completions.requests import ChoiceRequest
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
 from server.request_input.conversations import lock_conversation
@@ -74,7 +74,7 @@ class Acceptance:
         """The responses as they begin now, without a row."""
         created_at = self._database.now()
         facts = [_facts(new, created_at) for new in runs]
-        return [AcceptedRun(of_run, first_events(of_run)) for of_run in facts]
+        return [AcceptedRun(of_run, first_events(of_run, of_run.echo)) for of_run in facts]
 
     def accept(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
         """Commits responses of one request, with their input and first events.

@@ -19,7 +19,7 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
-from server.generation.run_facts import RunFacts
+from server.generation.run import RunFacts
 from server.hosted_tools import approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens

@@ -9,8 +9,7 @@ from typing import Literal
 from uuid import UUID
 
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.generation.run_log import RunLog
 from server.protocol.ids import response_id
 from server.recording.inbox_messages import EVENTS_LOST, SERVER_ERROR, RunUpdate

@@ -21,8 +21,7 @@ from engine.statistics import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.limits.tenant_limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames

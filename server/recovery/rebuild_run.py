@@ -13,8 +13,7 @@ import msgspec
 from engine.request import EngineRequest
 from server.errors import ApiError
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.generation.run_log import LoggedTurn, RunLog, texts
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after
 from server.prompting.loaded_model import LoadedModel

@@ -25,7 +25,8 @@ from server.input_images import image_reader, image_worker
 from server.limits import long_prompts, rate_limits, tenant_limits
 from server.model_formats.chat_template import template_messages
 from server.oidc import access_tokens
-from server.prompting import prompt_limits, request_parameters, turns
+from server.prompting import prompt_limits, turns
+from server.prompting.engine_request import MAX_LOGPROBS
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.administration import requests
@@ -143,7 +144,7 @@ def _output() -> Mapping[str, Rows]:
             "`bad_words`": f"{_longest(parameters.BadWords)} of {_longest(bad_word)} characters, "
             f"{engine_request.MAX_BAD_TOKENS:,} tokens",
             "log probabilities: `n`, tokens and `top_logprobs` multiplied": (
-                f"{request_parameters.MAX_LOGPROBS:,}; without a token limit it ends `incomplete` there"
+                f"{MAX_LOGPROBS:,}; without a token limit it ends `incomplete` there"
             ),
         },
     }

@@ -42,8 +42,8 @@ REACH = {
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
-    "server/http/handlers/own_fields.py:_FIRST_NAME": SHORT,  # a path in a body
-    "server/http/handlers/own_fields.py:_INDEXED": SHORT,
+    "server/admission/request_validation.py:_FIRST_NAME": SHORT,  # a path in a body
+    "server/admission/request_validation.py:_INDEXED": SHORT,
     "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,
     "server/protocol/completions/chat_messages.py:_IN_PART": SHORT,
     "server/console/pages/history.py:_METADATA": SHORT,

@@ -11,8 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
-from server.protocol.responses.facts import FACTS, ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import FACTS, Ending, ResponseFacts
 from server.store import arrays
 from server.store.administration import budgets, spend, usage_days
 from server.store.administration.operator_tables import usage_ledger

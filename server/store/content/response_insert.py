@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from server.protocol.responses.events import Event
-from server.protocol.responses.facts import FACTS, ResponseFacts
+from server.protocol.responses.response import FACTS, ResponseFacts
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY

@@ -13,8 +13,7 @@ from server.limits.budgets import Budgets
 from server.maintenance import retention
 from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import Ending, ResponseFacts
 from server.store.administration import budgets, ledger, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import StoredPrice

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import Ending, ResponseFacts
 from server.store.administration import ledger, prices, usage_days
 from server.store.administration.prices import StoredPrice
 from server.store.database import Connection, Database
