@@ -12,11 +12,11 @@ from server.caller import SERVER_SETTINGS, Limits
 from server.protocol import ids, webhooks
 from server.protocol.administration import objects
 from server.store.administration.audit_trail import Entry
-from server.store.administration.budgets import Standing
+from server.store.administration.budget_standings import Standing
 from server.store.administration.prices import StoredPrice
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
-from server.store.administration.usage import Group, UsageRow
+from server.store.administration.usage_sums import Group, UsageRow
 from server.store.cluster.cluster_overview import ListedReplica
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint

@@ -2,7 +2,7 @@
 
 import argparse
 
-from server.administration import prices as administration
+from server.administration import price_changes as administration
 from server.administration.api_objects import price_object
 from server.cli import command as cli
 from server.cli.options import add_request_options, request_of

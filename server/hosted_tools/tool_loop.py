@@ -23,7 +23,7 @@ from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
 from server.protocol.responses.response import CancelReason
-from server.recording.inbox_messages import (
+from server.recording.recorder_messages import (
     SERVER_ERROR,
     CancelRequested,
     FailRun,

@@ -19,7 +19,7 @@ from server.protocol.ids import response_id
 from server.store import log_append
 from server.store.administration import (
     audit_trail,
-    budgets,
+    budget_standings,
     ledger,
     rate_buckets,
     refused_requests,
@@ -223,7 +223,7 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
     steps = (
         storage_usage.fold_changes,
         spend.fold,
-        budgets.delete_over,
+        budget_standings.delete_over,
         rate_buckets.delete_full,
         usage_days.fold,
     )

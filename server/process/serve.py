@@ -29,7 +29,7 @@ from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line
-from server.webhooks.webhook_client import allowed_receivers
+from server.webhooks.delivery_attempt import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 

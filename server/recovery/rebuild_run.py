@@ -27,7 +27,7 @@ from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
-from server.recording.persist import read_log
+from server.recording.write_updates import read_log
 from server.request_input import stored_input
 from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse

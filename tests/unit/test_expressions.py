@@ -49,7 +49,7 @@ REACH = {
     "server/console/pages/history.py:_METADATA": SHORT,
     "server/console/pages/history.py:_TEXT": HEADER,
     "server/console/pages/history.py:_CUT_ESCAPE": HEADER,
-    "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
+    "server/store/console/reader_session.py:_NAME": 20_000,  # a query of the console
     "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "tool_servers/browser/page.py:_CHARSET": PAGE,
@@ -148,7 +148,7 @@ REACH = {
     "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
     "server/protocol/responses/events.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
-    "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
+    "server/protocol/responses/prompt_variables.py:_VARIABLE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {

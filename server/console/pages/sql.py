@@ -17,8 +17,8 @@ from server.console.pages.saved_views import view_id
 from server.console.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
-from server.store.console.saved_views import find_view, views_of
+from server.store.console.reader_session import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
+from server.store.console.saved_view_queries import find_view, views_of
 
 _FILE = Path(__file__).parents[1] / "questions.sql"
 

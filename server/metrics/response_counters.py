@@ -13,7 +13,7 @@ from server.generation.offered_tools import ToolResult
 from server.metrics.families import OTHER, BoundedLabels
 from server.metrics.refused_requests import RefusedRequests
 from server.protocol.responses.items import McpCall
-from server.recording.inbox_messages import RunUpdate
+from server.recording.recorder_messages import RunUpdate
 
 MAX_TENANTS = 100
 MAX_TOOLS = 200
