@@ -3,7 +3,7 @@
 from alembic import context
 from sqlalchemy import Connection, text
 
-from server.store.schema.administration_tables import ALL_TABLES
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, connect, migration_lock
 from server.store.schema.upgrade import record_step
 

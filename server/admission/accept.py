@@ -20,7 +20,7 @@ from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
-from server.request_input.conversations import lock_conversation
+from server.request_input.conversations_api import lock_conversation
 from server.request_input.stored_input import removed_image, unknown_previous
 from server.store.content import images, response_insert, responses
 from server.store.content.images import ImageRemoved

@@ -12,7 +12,7 @@ from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint

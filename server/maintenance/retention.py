@@ -22,7 +22,7 @@ from server.store.administration import (
     budget_standings,
     ledger,
     rate_buckets,
-    refused_requests,
+    refused_request_counts,
     spend,
     usage_days,
 )
@@ -312,7 +312,7 @@ def remove_old(
             return
     with database.begin() as connection:
         usage_days.forget_users(connection)
-        refused_requests.forget(connection)
+        refused_request_counts.forget(connection)
         cluster_overview.remove_ended(connection)
 
 

@@ -24,7 +24,7 @@ from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
-from server.process.stages import make_mcp_servers
+from server.process.startup_stages import make_mcp_servers
 from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database

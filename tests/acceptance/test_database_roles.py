@@ -17,6 +17,7 @@ from psycopg.errors import (
     UndefinedColumn,
 )
 
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_roles import (
     COPIED_INTO,
     HIDDEN_TABLES,
@@ -28,7 +29,6 @@ from server.store.database_roles import (
     TENANT_READER,
     TENANT_VIEWS,
 )
-from server.store.schema.administration_tables import ALL_TABLES
 from tests.fix_server import SCRIPTED
 from tests.support.documents import sql_lines
 from tests.support.invariants import check

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from server.store.schema.administration_tables import ALL_TABLES
+from server.store.administration.operator_tables import ALL_TABLES
 from tests.support.data_dictionary import view_comments
 
 IN_DATABASE = """

@@ -14,8 +14,8 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
 from server.embedded_postgres.binaries import psql_command
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_errors import DatabaseError
-from server.store.schema.administration_tables import ALL_TABLES
 from server.store.schema.upgrade import _alembic, schema_state, upgrade
 from tests.support.eventually import eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy.dialects import postgresql
 
-from server.store.schema.administration_tables import ALL_TABLES
+from server.store.administration.operator_tables import ALL_TABLES
 
 ADMIN_VIEWS = Path(__file__).resolve().parents[2] / "migrations" / "views" / "admin"
 _COMMENT = re.compile(

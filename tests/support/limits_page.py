@@ -28,7 +28,7 @@ from server.oidc import access_tokens
 from server.prompting import prompt_limits, turns
 from server.prompting.engine_request import MAX_LOGPROBS
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
-from server.protocol import webhooks as webhook_requests
+from server.protocol import webhook_objects as webhook_requests
 from server.protocol.administration import requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters

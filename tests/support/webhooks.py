@@ -9,7 +9,7 @@ from server.administration.actor import Actor
 from server.administration.webhook_changes import NewSecret
 from server.outbound_http.allowed_addresses import AllowedAddresses, AllowedHost, read_allowed
 from server.protocol.ids import new_uuid
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint
 from server.sealing.cipher import Seal
 from server.store.content import responses
 from server.store.content.responses import ResponseKey

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.statistics import Distribution, Stats
 from server.console.console_request import ConsoleRequest, pages
-from server.console.formats import number, percent, seconds, size
+from server.console.value_formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPool, ThreadPools

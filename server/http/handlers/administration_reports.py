@@ -22,7 +22,7 @@ from server.protocol.administration.requests import SetPrice, UnixSeconds
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
 from server.store.administration import audit_trail
-from server.store.administration import prices as stored_prices
+from server.store.administration import model_prices as stored_prices
 from server.store.administration.audit_trail import EntryFilter
 from server.store.administration.usage_sums import GROUPS, NEVER, Group, UsageFilter, UsageRow, usage_page
 from server.store.cluster.cluster_overview import replicas_page

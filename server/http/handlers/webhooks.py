@@ -14,7 +14,7 @@ from server.http.operation import Parameter, RouteTable
 from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.http.services import ApiCall, Handler
 from server.protocol import ids
-from server.protocol import webhooks as objects
+from server.protocol import webhook_objects as objects
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page

@@ -12,14 +12,14 @@ from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
-from server.store.keyset_page import page
-from server.store.schema.administration_tables import (
+from server.store.administration.operator_tables import (
     api_keys,
     key_requirement,
     limit_values,
     limits_of_row,
     seal_keys,
 )
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

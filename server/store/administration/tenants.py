@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import SERVER_SETTINGS, TenantSettings
+from server.store.administration import operator_tables
+from server.store.administration.operator_tables import LIMIT_NAMES, api_keys, limit_values, limits_of_row
 from server.store.keyset_page import page
-from server.store.schema import administration_tables
-from server.store.schema.administration_tables import LIMIT_NAMES, api_keys, limit_values, limits_of_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StoredTenant:
     settings: TenantSettings
 
 
-TABLE = administration_tables.tenants
+TABLE = operator_tables.tenants
 _OWN = tuple(field.name for field in fields(TenantSettings) if field.name != "limits")
 _PREFIX = "tenant_"
 SETTINGS_COLUMNS = [

@@ -12,7 +12,7 @@ from server.store.database import clock
 from server.store.keyset_page import rows_after
 from server.store.schema.partition_removal import row_by_row
 from server.store.schema.partitions import ranged_partitions
-from server.store.schema.response_tables import replicas
+from server.store.tables import replicas
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.schema.administration_tables import saved_views
+from server.store.administration.operator_tables import saved_views
 
 MAX_VIEWS: Final = 200
 """Views of one page."""

@@ -16,8 +16,8 @@ from server.store.content.image_removal import MARK_USES
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
 from server.store.keyset_page import page
-from server.store.schema.response_tables import conversation_items
-from server.store.schema.response_tables import conversations as table
+from server.store.tables import conversation_items
+from server.store.tables import conversations as table
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY
 from server.store.content.stored_items import INPUT
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
-from server.store.schema.response_tables import READABLE
+from server.store.tables import READABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from server.protocol.responses.response import Status
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
 from server.store.keyset_page import page
-from server.store.schema.response_tables import READABLE, items, responses
+from server.store.tables import READABLE, items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
 """Final statuses of responses that can be a choice of a chat completion."""

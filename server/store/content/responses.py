@@ -21,7 +21,7 @@ from server.store import arrays
 from server.store.content.storage_usage import TODAY, adding
 from server.store.database_errors import OwnershipLost
 from server.store.keyset_page import distinct
-from server.store.schema.response_tables import READABLE, responses
+from server.store.tables import READABLE, responses
 
 
 class ResponseKey(NamedTuple):

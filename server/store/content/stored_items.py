@@ -11,7 +11,7 @@ from sqlalchemy import Connection, TextClause, select, text
 
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, adding
-from server.store.schema.response_tables import READABLE, items, responses
+from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1

@@ -14,9 +14,9 @@ from server.maintenance import retention
 from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending, ResponseFacts
-from server.store.administration import budget_standings, ledger, prices, spend, stored_keys
+from server.store.administration import budget_standings, ledger, model_prices, spend, stored_keys
 from server.store.administration.budget_standings import BudgetOwner, NewReservation, Standing
-from server.store.administration.prices import StoredPrice
+from server.store.administration.model_prices import StoredPrice
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
@@ -72,7 +72,7 @@ def standing(connection: Connection, tenant: str, key: str | None, period: Perio
 
 def set_price(connection: Connection, valid_from: datetime, factor: int = 1) -> None:
     amounts = (Decimal(factor), Decimal("0.1") * factor, Decimal(2) * factor)
-    prices.set_price(connection, StoredPrice("m", valid_from, *amounts))
+    model_prices.set_price(connection, StoredPrice("m", valid_from, *amounts))
 
 
 def costs(connection: Connection) -> list[Decimal | None]:

@@ -5,7 +5,7 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import SetPrice
-from server.store.administration import prices as stored_prices
+from server.store.administration import model_prices as stored_prices
 
 MAX_ROWS = 500
 

@@ -19,7 +19,7 @@ from server.http.handlers.webhooks import OVERLAP
 from server.maintenance.erasure import Outcome
 from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.console import tenant_queries as listed

@@ -17,17 +17,17 @@ from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects.postgresql import JSON
 
 from server.protocol.decode import decode_as
-from server.store.schema import response_tables
-from server.store.schema.administration_tables import usage_ledger
+from server.store import tables
+from server.store.administration.operator_tables import usage_ledger
 
 TABLES: Final[dict[str, Table]] = {
-    "image": response_tables.images,
-    "prompt": response_tables.prompts,
-    "conversation": response_tables.conversations,
-    "conversation.item": response_tables.conversation_items,
-    "response": response_tables.responses,
-    "response.item": response_tables.items,
-    "response.stream": response_tables.response_streams,
+    "image": tables.images,
+    "prompt": tables.prompts,
+    "conversation": tables.conversations,
+    "conversation.item": tables.conversation_items,
+    "response": tables.responses,
+    "response.item": tables.items,
+    "response.stream": tables.response_streams,
     "usage": usage_ledger,
 }
 """Tables by the `object` of a line."""

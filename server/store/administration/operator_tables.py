@@ -10,7 +10,7 @@ from sqlalchemy.schema import CheckConstraint, PrimaryKeyConstraint, UniqueConst
 from sqlalchemy.types import BigInteger, Boolean, Integer, LargeBinary, Numeric, Text, Uuid
 
 from server.caller import Limits
-from server.store.schema.response_tables import (
+from server.store.tables import (
     NOW,
     RANDOM,
     TIME,
@@ -343,7 +343,7 @@ refused_keys = tenant_table(
     postgresql_with={"fillfactor": "50"},
 )
 ALL_TABLES = metadata
-"""The metadata of these tables, and of those in `response_tables.py`."""
+"""The metadata of these tables, and of those in `tables.py`."""
 LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 
 
