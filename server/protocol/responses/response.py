@@ -267,71 +267,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Choices ranked by `best_of` have it: the sum of the logprobs of all output tokens."""
 
 
-class Deleted(msgspec.Struct, frozen=True):
-    """The body of DELETE /v1/responses/{id}'s response."""
-
-    id: str
-    object: Literal["response"] = "response"
-    deleted: bool = True
-
-
-class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of POST /v1/responses/compact; `output` is the `input` of the next request."""
-
-    id: str
-    object: Literal["response.compaction"] = "response.compaction"
-    created_at: int
-    output: list[Item]
-    usage: Usage
-
-
-class InputTokens(msgspec.Struct, frozen=True):
-    """The result of POST /v1/responses/input_tokens."""
-
-    input_tokens: int
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-class Permission(msgspec.Struct, frozen=True):
-    """vLLM's `permission` of a model; equal for all models."""
-
-    id: str
-    created: int
-    object: Literal["model_permission"] = "model_permission"
-    allow_create_engine: bool = False
-    allow_sampling: bool = True
-    allow_logprobs: bool = True
-    allow_search_indices: bool = False
-    allow_view: bool = True
-    allow_fine_tuning: bool = False
-    organization: str = "*"
-    group: str | None = None
-    is_blocking: bool = False
-
-
-class Model(msgspec.Struct, frozen=True):
-    """An entry of GET /v1/models."""
-
-    id: str
-    created: int
-    max_model_len: int
-    """Maximum tokens of prompt and output together; vLLM's, as the following fields."""
-    root: str
-    """The base model's name, for an adapter as for the model itself."""
-    parent: str | None = None
-    """The base model of an adapter; null for a base model."""
-    permission: list[Permission] = []
-    object: Literal["model"] = "model"
-    owned_by: str = "holdfast"
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[Model]
-    object: Literal["list"] = "list"
-    models: list[CodexModel] | UnsetType = UNSET
-    """The models as Codex reads them, where a request has its `client_version`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFacts:
     """What a response's run, row and entry in the ledger share, unchanged from its acceptance on. One field
@@ -359,8 +294,6 @@ class ResponseFacts:
 
 
 FACTS = tuple(ResponseFacts.__dataclass_fields__)
-
-
 ONLY_IN_LAST_EVENT = (
     "input_messages",
     "output_messages",
@@ -433,3 +366,68 @@ def restore_token_dump(response: Response, last_event: str) -> Response:
     """An ended response with the fields that only its last event has."""
     last = decode_as(last_event, _LastEvent).response
     return msgspec.structs.replace(response, **msgspec.structs.asdict(last))
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """The body of DELETE /v1/responses/{id}'s response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of POST /v1/responses/compact; `output` is the `input` of the next request."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Item]
+    usage: Usage
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """The result of POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """vLLM's `permission` of a model; equal for all models."""
+
+    id: str
+    created: int
+    object: Literal["model_permission"] = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class Model(msgspec.Struct, frozen=True):
+    """An entry of GET /v1/models."""
+
+    id: str
+    created: int
+    max_model_len: int
+    """Maximum tokens of prompt and output together; vLLM's, as the following fields."""
+    root: str
+    """The base model's name, for an adapter as for the model itself."""
+    parent: str | None = None
+    """The base model of an adapter; null for a base model."""
+    permission: list[Permission] = []
+    object: Literal["model"] = "model"
+    owned_by: str = "holdfast"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[Model]
+    object: Literal["list"] = "list"
+    models: list[CodexModel] | UnsetType = UNSET
+    """The models as Codex reads them, where a request has its `client_version`."""
