@@ -107,7 +107,7 @@ class Admission:
         abandonment: Abandonment,
         rates: RateLimits | None = None,
         budgets: Budgets | None = None,
-        on_accepted: Callable[[int], None] = lambda _choices: None,
+        on_accepted: Callable[[int], object] = lambda _choices: None,
     ) -> None:
         """`on_accepted` gets, for each accepted request, how many answers it asks for."""
         self._served = served
