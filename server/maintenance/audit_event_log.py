@@ -13,9 +13,8 @@ import msgspec
 
 from server.delivery.stored_responses import as_response
 from server.protocol.ids import response_id
-from server.protocol.responses.built_response import ONLY_IN_LAST_EVENT
 from server.protocol.responses.events import TERMINAL, Event, render
-from server.protocol.responses.response import TERMINAL_STATUSES
+from server.protocol.responses.response import ONLY_IN_LAST_EVENT, TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODECS

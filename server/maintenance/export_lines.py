@@ -13,7 +13,7 @@ from server.store.erasure import tenant_rows
 from server.store.erasure.subject import Subject
 from server.store.schema.upgrade import newest_revision
 from server.store.transfer import read_rows
-from server.store.transfer.columns import columns_of, to_json
+from server.store.transfer.exported_tables import columns_of, to_json
 from server.version import VERSION
 
 FORMAT: Final = 1

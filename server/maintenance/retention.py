@@ -19,10 +19,10 @@ from server.protocol.ids import response_id
 from server.store import log_append
 from server.store.administration import (
     audit_trail,
-    budgets,
+    budget_standings,
     ledger,
     rate_buckets,
-    refused_requests,
+    refused_request_counts,
     spend,
     usage_days,
 )
@@ -223,7 +223,7 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
     steps = (
         storage_usage.fold_changes,
         spend.fold,
-        budgets.delete_over,
+        budget_standings.delete_over,
         rate_buckets.delete_full,
         usage_days.fold,
     )
@@ -312,7 +312,7 @@ def remove_old(
             return
     with database.begin() as connection:
         usage_days.forget_users(connection)
-        refused_requests.forget(connection)
+        refused_request_counts.forget(connection)
         cluster_overview.remove_ended(connection)
 
 

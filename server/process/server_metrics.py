@@ -12,7 +12,7 @@ from server.http.metrics_listener import MetricsListener
 from server.metrics.cluster_sampler import ClusterSampler, cluster_families
 from server.metrics.engine_families import engine_families
 from server.metrics.families import Family, counter, counters, gauge, gauges, histogram
-from server.process.stages import Operated
+from server.process.startup_stages import Operated
 from server.store.schema.upgrade import newest_revision
 from server.version import VERSION
 

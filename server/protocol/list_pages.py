@@ -6,7 +6,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from server.protocol.completions.objects import StoredCompletion, StoredMessage
-from server.protocol.conversations import Conversation
+from server.protocol.conversation_objects import Conversation
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response

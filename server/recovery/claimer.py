@@ -16,8 +16,8 @@ from server.crashpoints import crashpoint
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
-from server.recording.inbox_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recovery.rebuild_run import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse

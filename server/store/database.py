@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
+from operator import methodcaller
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
@@ -297,9 +298,7 @@ class Database:
 
         For statements of every request: it takes half of the CPU time of `autocommit`.
         """
-        return self._retry(
-            self._psycopg_connection, lambda connection: connection.scalar(query, values), RETRY_S
-        )
+        return self._retry(self._psycopg_connection, methodcaller("scalar", query, values), RETRY_S)
 
     def _retry(
         self, begin: Callable[[], AbstractContextManager[C]], work: Callable[[C], T], seconds: float

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.generation.run_facts import first_events
 from server.maintenance.audit_responses import AuditLimits, check
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import columns_of
 from server.store import log_append
@@ -43,7 +42,7 @@ def ended(
     """A response that got these tokens, commit by commit, and ended so; None is a failure."""
     run = make_run()
     batches = [
-        first_events(run.facts),
+        first_events(run.facts, run.facts.echo),
         *(run.tokens(tokens, CREATED) for tokens in given or (think("why") + say("Hello"),)),
     ]
     batches.append(
@@ -77,7 +76,10 @@ def ended(
 def running(*given: Sequence[int]) -> AuditedResponse:
     """A response that got these tokens and goes on."""
     run = make_run()
-    batches = [first_events(run.facts), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
+    batches = [
+        first_events(run.facts, run.facts.echo),
+        *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),)),
+    ]
     return AuditedResponse(
         stored=stored(status="in_progress"),
         audit_columns=standing(),

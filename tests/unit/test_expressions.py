@@ -42,15 +42,15 @@ REACH = {
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
-    "server/http/handlers/own_fields.py:_FIRST_NAME": SHORT,  # a path in a body
-    "server/http/handlers/own_fields.py:_INDEXED": SHORT,
+    "server/admission/request_validation.py:_FIRST_NAME": SHORT,  # a path in a body
+    "server/admission/request_validation.py:_INDEXED": SHORT,
     "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,
     "server/protocol/completions/chat_messages.py:_IN_PART": SHORT,
     "server/console/pages/history.py:_METADATA": SHORT,
     "server/console/pages/history.py:_TEXT": HEADER,
     "server/console/pages/history.py:_CUT_ESCAPE": HEADER,
-    "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
-    "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
+    "server/store/console/reader_session.py:_NAME": 20_000,  # a query of the console
+    "server/store/transfer/exported_tables.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "tool_servers/browser/page.py:_CHARSET": PAGE,
     "tool_servers/browser/page.py:from_html": PAGE,  # a literal and digits
@@ -148,7 +148,7 @@ REACH = {
     "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
     "server/protocol/responses/events.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
-    "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
+    "server/protocol/responses/prompt_variables.py:_VARIABLE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {

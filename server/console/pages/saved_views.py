@@ -3,12 +3,12 @@
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
-from server.administration import saved_views
+from server.administration import saved_view_changes
 from server.console.console_request import MAX_FIELDS, ConsoleRequest, pages
 from server.console.pages.history import FIELDS
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
-from server.store.console.saved_views import ViewPage
+from server.store.console.saved_view_queries import ViewPage
 
 
 @pages("POST /saved_views")
@@ -24,7 +24,7 @@ def save(console: ConsoleRequest) -> Answer:
         raise InvalidRequest("page is history or sql.", param="page")
     kind: ViewPage = "sql" if page == "sql" else "history"
     with console.database.begin() as connection:
-        view = saved_views.save_view(connection, console.actor, kind, name, content)
+        view = saved_view_changes.save_view(connection, console.actor, kind, name, content)
     if page == "sql":
         return console.redirect("/console/sql", view=str(view))
     return console.redirect(f"/console/history?{content}")
@@ -34,7 +34,7 @@ def save(console: ConsoleRequest) -> Answer:
 def delete(console: ConsoleRequest) -> Answer:
     view = view_id(console.request.path_params["view_id"])
     with console.database.begin() as connection:
-        deleted = saved_views.delete_view(connection, console.actor, view)
+        deleted = saved_view_changes.delete_view(connection, console.actor, view)
     return console.redirect(f"/console/{deleted.page}")
 
 

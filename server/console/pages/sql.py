@@ -12,13 +12,13 @@ import msgspec
 from starlette.responses import Response
 
 from server.console.console_request import ConsoleRequest, pages
-from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
 from server.console.sql_reader import MAX_QUERIES, NO_READER
+from server.console.value_formats import csv_value
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
-from server.store.console.saved_views import find_view, views_of
+from server.store.console.reader_session import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
+from server.store.console.saved_view_queries import find_view, views_of
 
 _FILE = Path(__file__).parents[1] / "questions.sql"
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.request_validation import naming_sent_fields
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.answers import Answer
 from server.http.handlers import responses
-from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -243,7 +243,7 @@ class SocketSession:
         message_bytes = pending.size + (retained.message_bytes if retained else 0)
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
-        with naming_own_fields(message):
+        with naming_sent_fields(message):
             (admitted,) = services.admission.admit(
                 caller,
                 [message],

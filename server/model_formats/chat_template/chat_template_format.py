@@ -129,9 +129,9 @@ class ChatTemplateFormat:
         elif choice.allowed is not None:
             callable_ = tool_index.only(choice.allowed)
         conversation, thought = self._unfinished_thought(self._with_reasoning_of(conversation))
-        described = tool_index if self.describes_tools else _NO_TOOLS
+        described = self.describes_tools and bool(tool_index.tools)
         if described and self._calls is not None:
-            texts = [conversation.instructions or "", describe_tools(described, self._calls)]
+            texts = [conversation.instructions or "", describe_tools(tool_index, self._calls)]
             conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from engine.grammar.schema_references import reference_target
+from engine.grammar.recursive_schemas import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import ALL_TYPES, ANY_OBJECT, MAX_COUNT, types_of

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, text
 
-from server.store.console.history import LAST_INPUT
+from server.store.console.history_queries import LAST_INPUT
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.content import stored_items
 from server.store.log_read import LOG_COLUMNS, STREAM_BODY, FoldedStream, LogRow, hot_row

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import Ending, ResponseFacts
 from server.store.administration.ledger import LedgerEntry, record_usage
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.content import deletion

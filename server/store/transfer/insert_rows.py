@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql
 from server.store.administration import usage_days
 from server.store.content.responses import tenants
 from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, adding
-from server.store.transfer.columns import TABLES, columns_of
+from server.store.transfer.exported_tables import TABLES, columns_of
 
 _SIZES: Final = {
     "image": IMAGE_BYTES,

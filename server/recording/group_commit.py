@@ -17,11 +17,11 @@ from uuid import UUID
 from engine.statistics import Histogram
 from server.crashpoints import crashpoint
 from server.protocol.ids import response_id
-from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.lone_commit import Way, commit_alone
-from server.recording.persist import EventsLost, is_written, log_chunks, must_reach_disk, write
 from server.recording.recent_commits import MAX_BYTES, RecentCommits
+from server.recording.recorder_messages import RecorderMessage, RunUpdate
 from server.recording.run_registry import RunRegistry
+from server.recording.write_updates import EventsLost, is_written, log_chunks, must_reach_disk, write
 from server.store import commit_probe
 from server.store.cluster import leases
 from server.store.commit_probe import Acknowledged

@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.generation.offered_tools import ToolResult
-from server.metrics.events import MAX_TENANTS, MAX_TOOLS, Events
 from server.metrics.families import BoundedLabels
+from server.metrics.response_counters import MAX_TENANTS, MAX_TOOLS, Events
 from server.protocol.responses.items import McpCall, McpError
-from server.recording.inbox_messages import RunUpdate
+from server.recording.recorder_messages import RunUpdate
 
 MANY = 10_000
 

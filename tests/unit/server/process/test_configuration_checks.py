@@ -9,7 +9,7 @@ import pytest
 from engine.diagnosis import Diagnosis
 from server.cli.doctor import line_of
 from server.configuration.environment import load
-from server.process.doctor import (
+from server.process.configuration_checks import (
     Finding,
     describe_engine,
     describe_format,

@@ -13,7 +13,7 @@ from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.protocol.administration.objects import CreatedKey, Key
 from server.protocol.administration.requests import MAX_SECONDS, CreateKey, UpdateKey
-from server.store.administration import budgets, stored_keys
+from server.store.administration import budget_standings, stored_keys
 from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.cluster import claims
 from server.store.database import Connection, clock
@@ -131,12 +131,12 @@ def _check_expiry(connection: Connection, properties: KeyProperties) -> None:
 def _created(connection: Connection, key: NewKey, replaces: str | None) -> CreatedKey:
     stored = stored_keys.get(connection, key.id)
     assert stored is not None
-    standing = budgets.of_keys(connection, [stored]).get(stored.id)
+    standing = budget_standings.of_keys(connection, [stored]).get(stored.id)
     text = {"value": key.text, "replaces": replaces}
     return key_object(CreatedKey, stored, clock(connection), standing, **text)
 
 
 def key_objects(connection: Connection, stored: Sequence[StoredKey]) -> list[Key]:
     """The keys as the admin API shows them, with what is left of their budgets."""
-    now, standings = clock(connection), budgets.of_keys(connection, stored)
+    now, standings = clock(connection), budget_standings.of_keys(connection, stored)
     return [key_object(Key, key, now, standings.get(key.id)) for key in stored]

@@ -1,4 +1,4 @@
-"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`. Pure.
+"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored. Pure.
 `docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). A parameter that would change
 the output, or works at another endpoint, is refused by name. Unknown names are ignored, because clients and
 gateways send fields of their own. Null is the default.
@@ -6,10 +6,6 @@ gateways send fields of their own. Null is the default.
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
-
-import msgspec
-
-from server.protocol.error_object import DecodeFailure
 
 Endpoint = Literal["responses", "chat", "completions"]
 Verdict = Literal["works", "refused", "ignored"]
@@ -203,14 +199,13 @@ _COMPLETIONS: Rows = {
 }
 
 TABLES: Mapping[Endpoint, Rows] = {"responses": _RESPONSES, "chat": _CHAT, "completions": _COMPLETIONS}
-_PATHS: Mapping[Endpoint, str] = {
+PATHS: Mapping[Endpoint, str] = {
     "responses": "/v1/responses",
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
 _ASKS_NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values, 0 among them, with which a parameter of another endpoint is accepted."""
-MAX_NEUTRAL = 64
 
 
 def _elsewhere(endpoint: Endpoint) -> Rows:
@@ -219,7 +214,7 @@ def _elsewhere(endpoint: Endpoint) -> Rows:
     for other, rows in TABLES.items():
         for name, row in rows.items():
             if row.verdict == "works" and name not in TABLES[endpoint]:
-                endpoints.setdefault(name, []).append(_PATHS[other])
+                endpoints.setdefault(name, []).append(PATHS[other])
     return {
         name: _refused(f"It is a parameter of {' and '.join(paths)}.", *_ASKS_NOTHING)
         for name, paths in endpoints.items()
@@ -227,20 +222,3 @@ def _elsewhere(endpoint: Endpoint) -> Rows:
 
 
 ELSEWHERE: Mapping[Endpoint, Rows] = {endpoint: _elsewhere(endpoint) for endpoint in TABLES}
-
-
-def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
-    """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
-    table, elsewhere = TABLES[endpoint], ELSEWHERE[endpoint]
-    for name, value in params.items():
-        row = table.get(name) or elsewhere.get(name)
-        if row is not None and row.verdict == "refused" and not _is_neutral(row, value):
-            message = f"Unsupported parameter: '{name}' is not supported on {_PATHS[endpoint]}. {row.reason}"
-            raise DecodeFailure(message, name, "unsupported_parameter")
-
-
-def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
-    if len(value) > MAX_NEUTRAL:
-        return False
-    read = msgspec.json.decode(value)
-    return read is None or read in row.neutral

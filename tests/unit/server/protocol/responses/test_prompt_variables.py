@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import MAX_TEXT, Message
-from server.protocol.responses.prompt_templates import Template, fill, read_template
+from server.protocol.responses.prompt_variables import Template, fill, read_template
 from tests.support.builders import examples
 
 

@@ -15,7 +15,7 @@ from server.caller import check_tenant
 from server.errors import InvalidRequest, NotFound
 from server.outbound_http import allowed_addresses
 from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webhook_id, webhook_endpoint_id
-from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import Seal
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints

@@ -14,9 +14,9 @@ from server.protocol.ids import response_id, webhook_id
 from server.sealing.cipher import Seal
 from server.store.database import Database
 from server.store.webhooks import delivery_lists, endpoints
-from server.webhooks import sender as sending
-from server.webhooks.sender import WebhookSender
-from server.webhooks.webhook_client import WebhookClient
+from server.webhooks import delivery_threads as sending
+from server.webhooks.delivery_attempt import WebhookClient
+from server.webhooks.delivery_threads import WebhookSender
 from tests.support.builders import register
 from tests.support.eventually import eventually
 from tests.support.webhook_receiver import Arrival, Reply, WebhookReceiver

@@ -4,8 +4,8 @@ from uuid import UUID
 
 from server.administration.actor import Actor
 from server.errors import Conflict, InvalidRequest, NotFound
-from server.store.console import saved_views
-from server.store.console.saved_views import (
+from server.store.console import saved_view_queries
+from server.store.console.saved_view_queries import (
     MAX_CONTENT_CHARS,
     MAX_NAME_CHARS,
     MAX_VIEWS,
@@ -21,10 +21,10 @@ def save_view(connection: Connection, actor: Actor, page: ViewPage, name: str, c
         raise InvalidRequest(f"A name is 1 to {MAX_NAME_CHARS} printable characters.", param="name")
     if len(content) > MAX_CONTENT_CHARS or "\0" in content:
         raise InvalidRequest(f"A saved view has at most {MAX_CONTENT_CHARS:,} characters.", param="content")
-    saved_views.lock_views(connection)
-    if saved_views.count_views(connection, page) >= MAX_VIEWS:
+    saved_view_queries.lock_views(connection)
+    if saved_view_queries.count_views(connection, page) >= MAX_VIEWS:
         raise InvalidRequest(f"A page has at most {MAX_VIEWS} saved views; delete one first.", param="name")
-    view = saved_views.insert_view(connection, page, name, content, actor.name)
+    view = saved_view_queries.insert_view(connection, page, name, content, actor.name)
     if view is None:
         raise Conflict(f"There is a saved view {name!r} already; delete it first.")
     actor.record(connection, "console.save_view", None, str(view), {"page": page, "name": name})
@@ -33,7 +33,7 @@ def save_view(connection: Connection, actor: Actor, page: ViewPage, name: str, c
 
 def delete_view(connection: Connection, actor: Actor, view: UUID) -> SavedView:
     """The deleted view. Raises NotFound."""
-    deleted = saved_views.delete_view(connection, view)
+    deleted = saved_view_queries.delete_view(connection, view)
     if deleted is None:
         raise NotFound("There is no such saved view.")
     details = {"page": deleted.page, "name": deleted.name}

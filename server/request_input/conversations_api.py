@@ -13,7 +13,7 @@ from server.errors import ConversationLocked, NotFound
 from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
-from server.protocol.conversations import Conversation, CreateConversation
+from server.protocol.conversation_objects import Conversation, CreateConversation
 from server.protocol.error_object import unsupported_value
 from server.protocol.list_pages import Page, PageRequest, make_page
 from server.protocol.responses.input import CompactionTrigger, InputItem, read_input

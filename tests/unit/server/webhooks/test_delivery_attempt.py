@@ -10,8 +10,8 @@ from server.protocol.ids import new_uuid
 from server.sealing.cipher import Seal
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
 from server.store.webhooks.outbox import Claimed
+from server.webhooks.delivery_attempt import WebhookClient
 from server.webhooks.retries import ReceiverAnswer
-from server.webhooks.webhook_client import WebhookClient
 
 
 class SlowClient(WebhookClient):

@@ -13,7 +13,7 @@ from server.generation.offered_tools import ToolResult
 from server.metrics.families import OTHER, BoundedLabels
 from server.metrics.refused_requests import RefusedRequests
 from server.protocol.responses.items import McpCall
-from server.recording.inbox_messages import RunUpdate
+from server.recording.recorder_messages import RunUpdate
 
 MAX_TENANTS = 100
 MAX_TOOLS = 200
@@ -45,7 +45,8 @@ class Events:
         self._limits = counter("holdfast_limit_reached", says, ("limit", "of"))
         says, of_engine = "Answers that a request asks for.", ("model_name", "engine")
         choices = histogram("vllm:request_params_n", says, of_engine, buckets=CHOICE_BOUNDS)
-        self._choices = choices.labels(model, "0")
+        self.accepted = choices.labels(model, "0").observe
+        """Is called with how many answers an accepted request asks for."""
         says = "Responses whose end is committed, by status."
         self._ended = counter("holdfast_responses_ended", says, ("status", "background"))
         for status in ("completed", "incomplete", "failed", "cancelled"):
@@ -71,10 +72,6 @@ class Events:
         self._errors.labels(error.code or "", str(error.status)).inc()
         if error.limit is not None:
             self._limits.labels(error.limit, "tenant" if error.status == 429 else "server").inc()
-
-    def accepted(self, choices: int) -> None:
-        """A request was accepted that asks for so many answers."""
-        self._choices.observe(choices)
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """A commit wrote these updates. The recorder's thread."""

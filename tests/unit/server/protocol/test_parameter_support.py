@@ -10,13 +10,9 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from server.protocol.completions.requests import ChatRequest, TextRequest
+from server.protocol.decode import check_names
 from server.protocol.error_object import DecodeFailure
-from server.protocol.known_parameters import (
-    ELSEWHERE,
-    TABLES,
-    Endpoint,
-    check_names,
-)
+from server.protocol.parameter_support import ELSEWHERE, TABLES, Endpoint
 from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.api_page import PAGE, page

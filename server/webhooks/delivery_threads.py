@@ -21,9 +21,9 @@ from server.store.database_errors import DatabaseError
 from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
 from server.supervised_thread import Retry, SupervisedThread
+from server.webhooks.delivery_attempt import WebhookClient
 from server.webhooks.endpoint_slots import EndpointSlots
 from server.webhooks.retries import ReceiverAnswer, Verdict, judge
-from server.webhooks.webhook_client import WebhookClient
 
 log = logging.getLogger("holdfast.webhooks")
 

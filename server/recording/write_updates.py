@@ -12,7 +12,7 @@ from server.crashpoints import crashpoint
 from server.generation.run import Run
 from server.generation.run_log import RunLog
 from server.protocol.responses.response import Echo, Ending
-from server.recording.inbox_messages import RunUpdate
+from server.recording.recorder_messages import RunUpdate
 from server.store import log_append, log_read
 from server.store.administration import ledger
 from server.store.administration.ledger import LedgerEntry

@@ -7,8 +7,7 @@ from uuid import UUID
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
 from server.generation.offered_tools import ToolResult
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import CancelReason
 from server.store.log_append import NewLogRow

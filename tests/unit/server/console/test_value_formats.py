@@ -3,7 +3,7 @@ from decimal import Decimal
 
 import pytest
 
-from server.console import formats
+from server.console import value_formats
 
 SPACE = "\N{NARROW NO-BREAK SPACE}"
 
@@ -11,7 +11,7 @@ SPACE = "\N{NARROW NO-BREAK SPACE}"
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, formats.NOTHING),
+        (None, value_formats.NOTHING),
         (0.0, "0 ms"),
         (0.0842, "84 ms"),
         (1.4219, "1.42 s"),
@@ -23,13 +23,13 @@ SPACE = "\N{NARROW NO-BREAK SPACE}"
     ],
 )
 def test_a_duration_is_written_in_its_largest_units(value: float | None, text: str) -> None:
-    assert formats.seconds(value) == text
+    assert value_formats.seconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, formats.NOTHING),
+        (None, value_formats.NOTHING),
         (0, "0"),
         (1234567, f"1{SPACE}234{SPACE}567"),
         (0.5, "0.5"),
@@ -38,38 +38,38 @@ def test_a_duration_is_written_in_its_largest_units(value: float | None, text: s
     ],
 )
 def test_a_number_has_spaces_between_its_thousands(value: float | None, text: str) -> None:
-    assert formats.number(value) == text
+    assert value_formats.number(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, formats.NOTHING), (999, "999 B"), (1500, "1.5 kB"), (10**9, "1 GB"), (10**19, "1e+04 PB")],
+    [(None, value_formats.NOTHING), (999, "999 B"), (1500, "1.5 kB"), (10**9, "1 GB"), (10**19, "1e+04 PB")],
 )
 def test_bytes_are_written_in_units_of_a_thousand(value: int | None, text: str) -> None:
-    assert formats.size(value) == text
+    assert value_formats.size(value) == text
 
 
 def test_a_time_is_written_in_utc() -> None:
     time = datetime.fromisoformat("2026-01-31T23:30:00.123456-02:00")
-    assert formats.time_of_day(time) == "02-01 01:30:00"
-    assert formats.exact_time(time) == "2026-02-01 01:30:00.123"
-    assert formats.exact_time(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01 00:00:00.000"
+    assert value_formats.time_of_day(time) == "02-01 01:30:00"
+    assert value_formats.exact_time(time) == "2026-02-01 01:30:00.123"
+    assert value_formats.exact_time(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01 00:00:00.000"
 
 
 def test_a_short_id_keeps_the_prefix_and_the_random_end() -> None:
-    assert formats.short_id("resp_01a209f68b83741f90afb3df2a03899e") == "resp_…2a03899e"
-    assert formats.short_id("key_1") == "key_1"
+    assert value_formats.short_id("resp_01a209f68b83741f90afb3df2a03899e") == "resp_…2a03899e"
+    assert value_formats.short_id("key_1") == "key_1"
 
 
 @pytest.mark.parametrize(("value", "text"), [('{"a":1}', '{\n  "a": 1\n}'), ("{", "{"), ([1], "[\n  1\n]")])
 def test_json_is_indented_and_other_texts_stay(value: object, text: str) -> None:
-    assert formats.pretty_json(value) == text
+    assert value_formats.pretty_json(value) == text
 
 
 def test_json_does_not_grow_by_more_than_a_few_times_its_length() -> None:
     nested = "[" * 900 + "]" * 900
     hostile = f"[{','.join([nested] * 100)}]"
-    assert formats.pretty_json(hostile) == hostile
-    assert len(formats.pretty_json({"a": [nested, *([1] * 1000)]})) < 20_000
+    assert value_formats.pretty_json(hostile) == hostile
+    assert len(value_formats.pretty_json({"a": [nested, *([1] * 1000)]})) < 20_000
     usual = '{"a": {"b": [{"c": [1, 2, {"d": "e"}]}]}}'
-    assert formats.pretty_json(usual).count("\n") == 14
+    assert value_formats.pretty_json(usual).count("\n") == 14

@@ -19,7 +19,7 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
-from server.generation.run_facts import RunFacts
+from server.generation.run import RunFacts
 from server.hosted_tools import approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
@@ -30,20 +30,20 @@ from server.http.services import Services
 from server.limits.budgets import Budgets
 from server.limits.rate_limits import RateLimits, reserved_tokens
 from server.limits.settlement import Settlement
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits.tenant_limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
-from server.metrics.events import Events
 from server.metrics.families import Metrics
 from server.metrics.refused_requests import RefusalWriter
+from server.metrics.response_counters import Events
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_key_watch import EndedKeyWatch
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase, load_seal_keys
 from server.protocol.responses.response import CancelReason
-from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import RecorderMessage, RunUpdate
 from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
@@ -58,8 +58,8 @@ from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch
 from server.tracing.spans import open_tracer
 from server.version import VERSION
-from server.webhooks.sender import WebhookSender
-from server.webhooks.webhook_client import WebhookClient, allowed_receivers
+from server.webhooks.delivery_attempt import WebhookClient, allowed_receivers
+from server.webhooks.delivery_threads import WebhookSender
 
 log = logging.getLogger("holdfast.serve")
 

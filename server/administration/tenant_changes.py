@@ -10,7 +10,7 @@ from server.caller import SERVER_SETTINGS, TenantSettings, check_tenant
 from server.errors import Conflict, NotFound
 from server.protocol.administration.objects import Tenant
 from server.protocol.administration.requests import UpdateTenant
-from server.store.administration import budgets, stored_keys, tenants
+from server.store.administration import budget_standings, stored_keys, tenants
 from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
 
@@ -74,5 +74,5 @@ def tenant_objects(
     connection: Connection, names: Collection[str], stored: Collection[StoredTenant]
 ) -> list[Tenant]:
     """The tenants as the admin API shows them, with what is left of their budgets."""
-    of_names, standings = {one.tenant: one for one in stored}, budgets.of_tenants(connection, stored)
+    of_names, standings = {one.tenant: one for one in stored}, budget_standings.of_tenants(connection, stored)
     return [tenant_object(name, of_names.get(name), standings.get(name)) for name in names]
