@@ -168,6 +168,8 @@ class Claimer:
         """Claimed responses that cannot be read now; the round ends with their release."""
         self._attempts: dict[UUID, int] = {}
         """The attempts of responses that were claimed here and that the recorder still answers for."""
+        self._idle: set[UUID] = set()
+        """Responses with a completion window that were claimed here."""
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
@@ -235,6 +237,8 @@ class Claimer:
             self._release_postponed()
 
     def _claim_round(self, *, ends: bool) -> bool:
+        if ends:
+            self._database.autocommit(claims.end_windows)
         to_end = partial(claims.claim_to_end, me=self._replica, most_deaths=self._max_deaths)
         while ends and (claimed := self._claim(partial(to_end, limit=self._batch))):
             self._handle(claimed, self._end)
@@ -243,6 +247,8 @@ class Claimer:
         full = self._recorder.capacity.full_tenants()
         try:
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
+                self._handle(claimed, partial(self._resume, full=full))
+            while claimed := self._claim(partial(self._claim_idle, full=full)):
                 self._handle(claimed, partial(self._resume, full=full))
         except _NoRoom:
             return True
@@ -260,7 +266,9 @@ class Claimer:
                 new = [stored for stored in every if stored not in run_before]
                 claimed = self._without_unsettled(connection, new)
                 for stored in claimed:
-                    self._recorder.capacity.add(stored.id, stored.tenant)
+                    # Those with a completion window take nothing from what their tenant may have at a time.
+                    tenant = "" if stored.id in self._idle else stored.tenant
+                    self._recorder.capacity.add(stored.id, tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
@@ -313,8 +321,19 @@ class Claimer:
             return 0
         return self._max_running - self._recorder.load
 
-    def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        if (room := min(self._room, self._batch)) <= 0:
+    @property
+    def _idle_room(self) -> int:
+        """The number of further responses with a completion window that this replica can run: while no other
+        response runs here, half of what it can run, as others may come at any time.
+        """
+        self._idle = {response for response in self._idle if response in self._recorder.capacity}
+        others = self._recorder.load - len(self._idle)
+        return 0 if others else min(self._room, self._max_running // 2 - len(self._idle))
+
+    def _claim_waiting(
+        self, connection: Connection, full: set[str], *, idle: bool = False
+    ) -> list[StoredResponse]:
+        if (room := min(self._idle_room if idle else self._room, self._batch)) <= 0:
             return []
         return claims.claim_waiting(
             connection,
@@ -323,7 +342,13 @@ class Claimer:
             full=full,
             most_deaths=self._max_deaths,
             limit=room,
+            idle=idle,
         )
+
+    def _claim_idle(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
+        claimed = self._claim_waiting(connection, full, idle=True)
+        self._idle |= {stored.id for stored in claimed}
+        return claimed
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
         remaining = deque(claimed)

@@ -34,10 +34,11 @@ from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import FunctionCall, InputText, Item, Message
 from tests.peers import sources
 from tests.support.documents import between
+from tests.support.server_process import REPOSITORY
 from tests.support.walks import ENDS, walk
 
-PAGE = sources.REPOSITORY / "docs" / "models.md"
-LLAMA = sources.REPOSITORY / ".llama" / "source" / "llama.cpp" / "models" / "templates"
+PAGE = REPOSITORY / "docs" / "models.md"
+LLAMA = REPOSITORY / ".llama" / "source" / "llama.cpp" / "models" / "templates"
 END = "<|im_end|>"
 _MARK = re.compile(
     r"<[|｜][^|｜<>\n' ]{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\]<\]minimax\[>\["
@@ -200,7 +201,7 @@ def vllm_templates() -> dict[str, str]:
 
 def transformers_templates() -> dict[str, str]:
     """The templates in transformers' tests, by the name of the test and a number."""
-    templates = {}
+    templates: dict[str, str] = {}
     for path in sources.transformers().glob("tests/**/*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):

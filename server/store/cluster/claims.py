@@ -9,6 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from engine.request import IDLE_PRIORITY
+from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.protocol.responses.response import CancelReason, Ending
 from server.store import arrays
 from server.store.administration import ledger
@@ -38,6 +40,7 @@ _CLAIM_TO_END = text(f"""
 _WAITING_FOR_MODEL = f"""
     {_UNOWNED} and background and deaths < :most_deaths
     and model = any(cast(:models as text[])) and {NOT_HELD}
+    and (priority >= {IDLE_PRIORITY}) = :idle
 """
 _CLAIM_WAITING = text(f"""
     with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
@@ -79,15 +82,17 @@ def claim_waiting(
     full: Collection[str],
     most_deaths: int,
     limit: int,
+    idle: bool = False,
 ) -> list[StoredResponse]:
-    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant.
+    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant: those
+    with a completion window if `idle`, else the others.
 
     The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
     priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
     their settings allow. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "models": list(models), "full": list(full), "most_deaths": most_deaths}
-    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit}
+    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit, "idle": idle}
     claimed = connection.execute(_CLAIM_WAITING, {**parameters, **limits})
     return read_rows(connection, [ResponseKey(*row) for row in claimed])
 
@@ -211,6 +216,24 @@ _CANCEL_OF_KEY = text(_REQUEST_CANCEL.format(which="key_id = :key"))
 def request_cancel_of_key(connection: Connection, key_id: str) -> int:
     """Requests cancellation of every unfinished response of an API key; returns how many there are."""
     return connection.execute(_CANCEL_OF_KEY, {"key": key_id, "reason": "key_ended"}).rowcount
+
+
+_END_WINDOWS = text(
+    _REQUEST_CANCEL.format(
+        which="cancel_requested_at is null and priority >= :idle and ("
+        + " or ".join(
+            f"priority = {priority} and created_at < clock_timestamp() - interval '{window}'"
+            for priority, window in COMPLETION_WINDOWS.values()
+        )
+        + ")"
+    )
+)
+
+
+def end_windows(connection: Connection) -> int:
+    """Requests cancellation of the responses whose completion window has ended; returns how many there are."""
+    parameters = {"idle": IDLE_PRIORITY, "reason": "window_ended"}
+    return connection.execute(_END_WINDOWS, parameters).rowcount
 
 
 def request_cancel(connection: Connection, tenant: str, response_id: UUID, reason: CancelReason) -> None:
