@@ -305,16 +305,6 @@ class QuotedObjects(ToolCallFormat):
         own = [f"{name}{self._written(_members_of(arguments))}" for name, arguments in calls]
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
-    def _written(self, value: object) -> str:
-        match value:
-            case str():
-                return f"{self.quote}{value}{self.quote}"
-            case list():
-                return f"[{','.join(map(self._written, value))}]"
-            case dict():
-                return f"{{{','.join(f'{name}:{self._written(member)}' for name, member in value.items())}}}"
-        return json.dumps(value)
-
     def _object_grammar(
         self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
     ) -> str:
