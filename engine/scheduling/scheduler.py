@@ -14,8 +14,8 @@ Requests are ordered by (priority, first admission); those never admitted follow
   nothing, until there is room again, when it is admitted first.
 - A request is preempted only for one before it or, while its key runs other requests, for one of a key that
   runs nothing. It is admitted again before any request that was first admitted later.
-- So a request ends after finitely many steps, unless requests of better priority or of new keys keep coming.
-- Requests from `IDLE_PRIORITY` on are in a plan only if nothing else can be. They keep their blocks meanwhile,
+- So a request ends after finitely many steps, unless requests of better priority or new keys keep coming.
+- Requests from `IDLE_PRIORITY` on are in a plan only if nothing else can be. Meanwhile they keep their blocks
   as long as no other request needs them.
 
 A request whose next block another one is about to compute waits for it: many requests with one prompt cost

@@ -136,8 +136,8 @@ _RESPONSES: Rows = {
     **_TEMPLATE,
     **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
     **_works(
-        background_options="With a `completion_window` of `2h` or `8h` a response runs after every other one, in "
-        "what time is left, and is cancelled where that is not enough; `continuation_id` is ignored."
+        background_options="With a `completion_window` of `2h` or `8h`, a response runs while no other does, "
+        "and is cancelled at the window's end; `continuation_id` is ignored."
     ),
     **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
     **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),

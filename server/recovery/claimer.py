@@ -95,8 +95,8 @@ class ClaimPauses:
             self._failures, self._seconds, self._until, self.trouble = 0, 0.0, 0.0, None
 
 
-class UnservedQueue:
-    """Checks once a minute, on the claimer's thread of every replica, whatever its role."""
+class QueueCheck:
+    """Looks at the whole queue once a minute, on the claimer's thread of every replica, whatever its role."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = monotonic) -> None:
         self._database = database
@@ -104,12 +104,15 @@ class UnservedQueue:
         self._next_check = clock() + CHECK_SECONDS
 
     def check(self) -> None:
-        """Logs a warning for each model without a worker, if a check is due. Raises DatabaseError."""
+        """If a check is due, ends what has run out of its completion window, and logs a warning for each
+        model without a worker. Raises DatabaseError.
+        """
         now = self._clock()
         if now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
         with self._database.begin() as connection:
+            claims.end_windows(connection)
             unserved = claims.count_unserved(connection, MAX_COUNTED)
         for model, count in unserved[:MAX_MODELS]:
             log.warning(
@@ -157,7 +160,7 @@ class Claimer:
         self._generates = generates
         self._on_left_over = on_left_over
         self._poll_seconds = poll_seconds
-        self._unserved_queue = UnservedQueue(database)
+        self._queue_check = QueueCheck(database)
         self._has_queued = True
         self._has_ends = True
         """The first claim is thorough: responses may have waited for a replica to start."""
@@ -217,7 +220,7 @@ class Claimer:
                     self._on_left_over()
             else:
                 self._pauses.succeeded()
-            self._unserved_queue.check()
+            self._queue_check.check()
         except DatabaseError as error:
             self._has_queued |= queued
             self._has_ends |= ends
@@ -237,8 +240,6 @@ class Claimer:
             self._release_postponed()
 
     def _claim_round(self, *, ends: bool) -> bool:
-        if ends:
-            self._database.autocommit(claims.end_windows)
         to_end = partial(claims.claim_to_end, me=self._replica, most_deaths=self._max_deaths)
         while ends and (claimed := self._claim(partial(to_end, limit=self._batch))):
             self._handle(claimed, self._end)

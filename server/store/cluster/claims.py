@@ -40,22 +40,24 @@ _CLAIM_TO_END = text(f"""
 _WAITING_FOR_MODEL = f"""
     {_UNOWNED} and background and deaths < :most_deaths
     and model = any(cast(:models as text[])) and {NOT_HELD}
-    and (priority >= {IDLE_PRIORITY}) = :idle
 """
+_IN_CLASS = f"(r.priority >= {IDLE_PRIORITY}) = :idle"
 _CLAIM_WAITING = text(f"""
     with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
     candidates as materialized (
         select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
             select count(*) from responses r
-            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null) as turn
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null
+              and {_IN_CLASS}) as turn
         from waiting t left join tenants own on own.tenant = t.tenant cross join lateral (
             select id, priority, queued_at, row_number() over (order by priority, queued_at) as turn
-            from responses where tenant = t.tenant and {_WAITING_FOR_MODEL}
+            from responses r where tenant = t.tenant and {_IN_CLASS} and {_WAITING_FOR_MODEL}
             order by priority, queued_at limit :looked_at) c
         where t.tenant is not null and t.tenant <> all(cast(:full as text[]))
           and (own.max_unfinished is null or c.turn <= own.max_unfinished - (
             select count(*) from responses r
-            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id = :me))),
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id = :me
+              and {_IN_CLASS}))),
     chosen as materialized (
         select r.tenant, r.id from candidates c join responses r on r.tenant = c.tenant and r.id = c.id
         where {_WAITING_FOR_MODEL}
@@ -231,7 +233,7 @@ _END_WINDOWS = text(
 
 
 def end_windows(connection: Connection) -> int:
-    """Requests cancellation of the responses whose completion window has ended; returns how many there are."""
+    """Requests cancellation of responses whose completion window has ended; returns how many there are."""
     parameters = {"idle": IDLE_PRIORITY, "reason": "window_ended"}
     return connection.execute(_END_WINDOWS, parameters).rowcount
 
