@@ -30,8 +30,7 @@ MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "st
 
 
 def _has_window(request: CreateResponse) -> bool:
-    options = request.background_options
-    return options is not None and options.completion_window in ("2h", "8h")
+    return request.completion_window is not None
 
 
 _WINDOW = "background_options.completion_window"
@@ -49,10 +48,10 @@ _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
         "A response with a completion_window of 2h or 8h is not streamed: leave out one of the two.",
     ),
     (
-        _WINDOW,
-        "unsupported_value",
-        _has_window,
-        "Background responses start as soon as there is room: leave out completion_window, or set soonest.",
+        "priority",
+        "invalid_value",
+        lambda r: _has_window(r) and r.priority is not None,
+        "A response with a completion_window of 2h or 8h runs after every other one: leave out priority.",
     ),
     (
         "context_management",

@@ -105,8 +105,10 @@ def _overview_families(overview: ClusterOverview) -> Iterator[Family]:
         ("status", "background"),
         [((status, str(background).lower()), count) for (status, background), count in counts.items()],
     )
-    says = "How long the oldest response has waited that no replica runs."
+    says = "How long the oldest response without a completion window has waited that no replica runs."
     yield gauge("holdfast_oldest_queued_seconds", says, overview.oldest_queued_seconds)
+    says = "Responses with a completion window of 2h or 8h that wait until a replica has nothing else to do."
+    yield gauge("holdfast_responses_waiting_for_idle", says, overview.waiting_for_idle)
     yield gauges(
         "holdfast_replicas",
         "Replicas: those alive, and those that were within the last day, by state and role.",

@@ -36,6 +36,7 @@ from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses import tools
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import (
+    COMPLETION_WINDOWS,
     ConversationReference,
     CreateResponse,
     ReasoningOptions,
@@ -162,6 +163,7 @@ def _engine_request(
     stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
     logprobs = request.top_logprobs or 0 if wants_logprobs(request) or is_ranked(request) else None
     named = token_ids(request, "logprob_token_ids", model)
+    window = request.completion_window
     return EngineRequest(
         request_id=resolved.response.hex,
         prompt=prompt.token_ids,
@@ -183,8 +185,8 @@ def _engine_request(
         prompt_logprobs=prompt_logprobs(request),
         beams=beams(request),
         cache_salt=cache_salt(tenant, request),
-        fairness_key=tenant,
-        priority=request.priority or 0,
+        fairness_key=tenant if window is None else f"{tenant}\n{window}",
+        priority=(request.priority or 0) if window is None else COMPLETION_WINDOWS[window][0],
         adapter=request.model if request.model != served.name else "",
     )
 

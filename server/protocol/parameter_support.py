@@ -131,9 +131,9 @@ _RESPONSES: Rows = {
     **_COMMON,
     **_TEMPLATE,
     **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
-    "background_options": _ignored(
-        "Background responses start as soon as there is room for them, which is `soonest`; `2h` and `8h` are "
-        "refused."
+    **_works(
+        background_options="With a `completion_window` of `2h` or `8h`, a response runs while no other does, "
+        "and is cancelled at the window's end; `continuation_id` is ignored."
     ),
     **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
     **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),

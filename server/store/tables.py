@@ -96,7 +96,9 @@ def origin_columns() -> list[Column[Any]]:
 
 def cancel_reason() -> Column[Any]:
     return optional(
-        "cancel_reason", Text, "client_request, client_disconnect, deleted, key_ended, erased or operator"
+        "cancel_reason",
+        Text,
+        "client_request, client_disconnect, deleted, key_ended, erased, operator or window_ended",
     )
 
 

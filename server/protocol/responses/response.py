@@ -29,8 +29,11 @@ from server.protocol.responses.request import Kind, PromptReference, schema_ref
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
-CancelReason = Literal["client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator"]
-"""Its client asked or left; its key ended; its tenant or user was erased; an operator asked for it."""
+CancelReason = Literal[
+    "client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator", "window_ended"
+]
+"""Its client asked or left; its key ended; its tenant or user was erased; an operator asked for it; its
+completion window ended."""
 TERMINAL_STATUSES: frozenset[Status] = frozenset(get_args(EndStatus))
 
 

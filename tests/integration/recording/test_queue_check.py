@@ -3,7 +3,7 @@
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.recovery.claimer import CHECK_SECONDS, UnservedQueue
+from server.recovery.claimer import CHECK_SECONDS, QueueCheck
 from server.store.database import Database
 from tests.support.builders import accept, kill, register
 
@@ -22,7 +22,7 @@ def test_background_response_without_a_living_worker_is_warned_of_once_a_minute(
     register(database, model="another", role="worker")
     worker = register(database, role=role)
     accept(database, new_uuid(), background=True)
-    queue = UnservedQueue(database, lambda: now[0])
+    queue = QueueCheck(database, lambda: now[0])
     now[0] = CHECK_SECONDS
     queue.check()
     assert caplog.messages == []
@@ -46,6 +46,6 @@ def test_foreground_and_cancelled_responses_are_not_warned_of(
     with database.begin() as connection:
         connection.exec_driver_sql("update responses set cancel_requested_at = now()")
     now = iter([0.0, CHECK_SECONDS])
-    UnservedQueue(database, lambda: next(now)).check()
+    QueueCheck(database, lambda: next(now)).check()
     assert caplog.messages == []
     database.close()
