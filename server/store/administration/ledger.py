@@ -15,9 +15,9 @@ from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store import arrays
 from server.store.administration import budgets, spend, usage_days
-from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
 from server.store.content.deletion import ExpiredRange
+from server.store.tables import usage_ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.administration.operator_tables import saved_views
+from server.store.tables import saved_views
 
 MAX_VIEWS: Final = 200
 """Views of one page."""
@@ -55,7 +55,8 @@ def insert_view(
     connection: Connection, page: ViewPage, name: str, content: str, created_by: str
 ) -> UUID | None:
     """The new view's id; None if the page has one with that name."""
-    row = insert(saved_views).values(page=page, name=name, content=content, created_by=created_by)
+    values = {"page": page, "name": name, "content": content, "created_by": created_by}
+    row = insert(saved_views).values(id=func.gen_random_uuid(), **values)
     made: UUID | None = connection.execute(row.on_conflict_do_nothing().returning(_COLUMNS.id)).scalar()
     return made
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
-from server.store.administration.operator_tables import webhook_endpoints
 from server.store.keyset_page import page
+from server.store.tables import webhook_endpoints
 
 
 @dataclass(frozen=True, slots=True)
