@@ -148,7 +148,7 @@ def test_a_drop_that_was_killed_is_continued(
         uses = "select count(*) from item_images u where u.removed_at is null and not exists"
         assert query(database.url, f"{uses} (select from responses r where r.id = u.owner)") != [(0,)]
     with database.dedicated_connection("audit") as connection:
-        assert audit_snapshot.image_orphans(connection, TENANT) == [], "the drop removes the uses"
+        assert audit_snapshot.stray_uses(connection, TENANT) == [], "the drop removes the uses"
     drop_and_purge(database)
     purge(other, ROOMY, 0)
     assert state(database) == state(other)
