@@ -1,7 +1,7 @@
 """Every table by its columns, as `migrations/` makes them: their names, types, keys and which may be null.
 
-Indexes, constraints, defaults and comments are in `migrations/tables/` alone; `docs/data-dictionary.md` says
-what each column holds.
+Lines of an export have their fields in this order. Indexes, constraints, defaults and comments are in
+`migrations/tables/` alone; `docs/data-dictionary.md` says what each column holds.
 
 Payloads are `json`, not `jsonb`: jsonb reorders keys and refuses NUL escapes, and a replay must give the
 bytes that were sent. Statuses are text with a CHECK, so that a new one is an ordinary migration. Nothing
@@ -81,23 +81,33 @@ replicas = table(
 responses = tenant_table(
     "responses",
     key(Uuid, "id"),
-    required(Text, "status", "model", "kind"),
+    optional(Uuid, "previous_id", "conversation_id"),
+    required(Text, "status"),
     required(Boolean, "background", "stream"),
-    required(Integer, "priority", "attempt", "deaths", "size", "turn"),
+    required(Text, "model"),
+    required(Integer, "priority"),
+    optional(Uuid, "replica_id"),
+    required(Integer, "attempt", "deaths"),
     required(BigInteger, "seed"),
-    required(TIME, "created_at"),
-    required(JSON, "request"),
-    required(JSONB, "metadata"),
-    optional(Uuid, "previous_id", "conversation_id", "replica_id", "root_id"),
     optional(LargeBinary, "prompt_hash"),
-    optional(TIME, "queued_at", "started_at", "first_token_at", "finished_at"),
-    optional(TIME, "cancel_requested_at", "expires_at", "deleted_at"),
+    optional(TIME, "cancel_requested_at"),
+    required(TIME, "created_at"),
+    optional(TIME, "queued_at", "started_at", "first_token_at", "finished_at", "expires_at", "deleted_at"),
     optional(Integer, *_TOKENS),
-    optional(JSON, "turns", "asked"),
-    optional(Text, "error_code", "error_message", "incomplete_reason", "cancel_reason", "weights"),
-    optional(Text, "key_id", "end_user", "request_id", "trace_parent", "user_agent"),
+    optional(JSON, "turns"),
+    optional(Text, "error_code", "error_message", "incomplete_reason", "key_id"),
+    required(JSON, "request"),
+    optional(JSON, "asked"),
+    required(JSONB, "metadata"),
     optional(SmallInteger, "choice"),
+    required(Integer, "size"),
+    optional(Text, "request_id"),
     optional(Double, "queue_seconds", "prefill_seconds"),
+    optional(Text, "trace_parent", "end_user"),
+    required(Text, "kind"),
+    optional(Uuid, "root_id"),
+    required(Integer, "turn"),
+    optional(Text, "weights", "cancel_reason", "user_agent"),
 )
 installation = table(
     "installation",
@@ -113,10 +123,11 @@ items = tenant_table(
     key(SmallInteger, "side"),
     key(Integer, "idx"),
     required(Text, "id", "type"),
+    optional(Text, "role", "status", "name", "call_id"),
     required(JSON, "payload"),
     required(TIME, "created_at"),
     required(Integer, "size"),
-    optional(Text, "role", "status", "name", "call_id", "for_model"),
+    optional(Text, "for_model"),
     optional(Double, "seconds"),
 )
 conversations = tenant_table(
@@ -124,19 +135,21 @@ conversations = tenant_table(
     key(Uuid, "id"),
     required(JSONB, "metadata"),
     required(BigInteger, "next_position"),
-    required(TIME, "created_at", "touched_at"),
+    required(TIME, "created_at"),
     required(Integer, "size"),
+    required(TIME, "touched_at"),
 )
 conversation_items = tenant_table(
     "conversation_items",
     key(Uuid, "conversation_id"),
     key(BigInteger, "position"),
     required(Text, "id", "type"),
+    optional(Text, "role", "status", "name", "call_id"),
     required(JSON, "payload"),
+    optional(Uuid, "response_id"),
     required(TIME, "created_at"),
     required(Integer, "size"),
-    optional(Text, "role", "status", "name", "call_id", "for_model"),
-    optional(Uuid, "response_id"),
+    optional(Text, "for_model"),
 )
 images = tenant_table(
     "images",
@@ -173,10 +186,11 @@ response_events_hot = tenant_table(
 response_streams = tenant_table(
     "response_streams",
     key(Uuid, "response_id"),
-    required(Integer, "last_seq", "size"),
+    required(Integer, "last_seq"),
     required(SmallInteger, "codec"),
     required(Text, "body"),
     required(TIME, "finished_at"),
+    required(Integer, "size"),
 )
 idempotency_keys = tenant_table(
     "idempotency_keys",
@@ -217,14 +231,21 @@ prices = table(
 usage_ledger = tenant_table(
     "usage_ledger",
     key(Uuid, "response_id"),
-    required(Text, "model", "status", "kind"),
-    required(Boolean, "stored", "background"),
-    required(Integer, *_TOKENS, "attempt"),
+    optional(Text, "key_id"),
+    required(Text, "model", "status"),
+    required(Boolean, "stored"),
+    required(Integer, *_TOKENS),
     required(TIME, "started_at", "finished_at"),
-    optional(Text, "key_id", "request_id", "error_code", "end_user", "cancel_reason"),
+    optional(Text, "request_id"),
     optional(Double, "queue_seconds", "prefill_seconds"),
     optional(TIME, "first_token_at"),
+    optional(Text, "error_code"),
     optional(Numeric, "cost"),
+    optional(Text, "end_user"),
+    required(Text, "kind"),
+    required(Boolean, "background"),
+    required(Integer, "attempt"),
+    optional(Text, "cancel_reason"),
     optional(JSONB, "metadata"),
 )
 usage_changes = tenant_table(
