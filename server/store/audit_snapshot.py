@@ -208,7 +208,7 @@ def _audited_responses(
     parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
     items, hot, folded, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
-        log = [hot_row(part) for part in hot.of(row.id)]
+        log = [hot_row(part[1:]) for part in hot.of(row.id)]
         stream = next((_from_row(AuditedStream, part) for part in folded.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
