@@ -411,7 +411,8 @@ class Retention:
         return purge_conversations(self._database, self._conversation_days, self.thread.wait)
 
     def _remove_old(self) -> None:
-        with self.thread.idle():
-            self._drop.run_ledger()
-        ranges = self._drop.entries_row_by_row()
+        if self._ledger_days:
+            with self.thread.idle():
+                self._drop.run("usage_ledger")
+        ranges = self._drop.row_by_row("usage_ledger")
         remove_old(self._database, self._ledger_days, ranges, self.thread.wait)
