@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from server.maintenance import audit_responses as invariants
@@ -47,8 +48,8 @@ def violations(
     connection: Connection, scope: Scope, limits: AuditLimits, tally: Tally
 ) -> Iterator[Violation]:
     """The violations, as they are found; counts them in `tally`."""
-    yield from _response_violations(connection, scope, limits, tally)
-    for violation in _other_violations(connection, scope, limits):
+    of_responses = _response_violations(connection, scope, limits, tally)
+    for violation in chain(of_responses, _other_violations(connection, scope, limits)):
         tally.violations[violation.invariant] += 1
         yield violation
 
@@ -61,9 +62,7 @@ def _response_violations(
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
-            for violation in invariants.check(response, moment, limits):
-                tally.violations[violation.invariant] += 1
-                yield violation
+            yield from invariants.check(response, moment, limits)
 
 
 def _tenants(connection: Connection, scope: Scope, *tables: str) -> list[str]:

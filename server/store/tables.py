@@ -261,12 +261,7 @@ usage_days = tenant_table(
     key(Text, "key_id", "model", "kind", "status", "error_code"),
     _usage_sums(),
 )
-user_days = tenant_table(
-    "user_days",
-    key(Text, "end_user"),
-    key(Date, "day"),
-    _usage_sums(),
-)
+user_days = tenant_table("user_days", key(Text, "end_user"), key(Date, "day"), _usage_sums())
 audit_trail = table(
     "audit_trail",
     key(Uuid, "id"),
@@ -275,12 +270,7 @@ audit_trail = table(
     required(JSONB, "details"),
     optional(Text, "tenant", "target", "request_id"),
 )
-seal_keys = table(
-    "seal_keys",
-    key(Text, "name"),
-    required(LargeBinary, "key"),
-    required(TIME, "created_at"),
-)
+seal_keys = table("seal_keys", key(Text, "name"), required(LargeBinary, "key"), required(TIME, "created_at"))
 key_requirement = table("key_requirement", key(Text, "name"), required(TIME, "since"))
 reader_tenants = tenant_table("reader_tenants", key(Text, "role"))
 schema_compatibility = table(
@@ -336,10 +326,7 @@ budget_reservations = tenant_table(
     required(TIME, "created_at"),
 )
 storage_changes = tenant_table(
-    "storage_changes",
-    key(Uuid, "id"),
-    required(BigInteger, "bytes"),
-    optional(Date, "day"),
+    "storage_changes", key(Uuid, "id"), required(BigInteger, "bytes"), optional(Date, "day")
 )
 storage_days = tenant_table("storage_days", key(Date, "day"), required(BigInteger, "added", "removed"))
 refused_requests = tenant_table(
