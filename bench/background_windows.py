@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 
@@ -32,9 +33,7 @@ def run() -> None:
             waiting = _queue(server)
             beside = _answers(server, turn, REQUESTS)
             left = sum(_status(server, response) != "completed" for response in waiting)
-            eventually(
-                lambda ids=waiting: all(_status(server, one) == "completed" for one in ids), within=600
-            )
+            eventually(partial(_are_completed, server, waiting), within=600)
             print(
                 f"  p50 {alone[0]:.1f} and {beside[0]:.1f} ms, p99 {alone[1]:.1f} and {beside[1]:.1f} ms;",
                 end="",
@@ -60,13 +59,17 @@ def _queue(server: ServerProcess) -> list[str]:
         ]
 
 
+def _are_completed(server: ServerProcess, responses: Sequence[str]) -> bool:
+    return all(_status(server, response) == "completed" for response in responses)
+
+
 def _status(server: ServerProcess, response: str) -> str:
     return str(httpx.get(f"{server.api}/responses/{response}", timeout=60).json()["status"])
 
 
 def _answers(server: ServerProcess, seed: int, count: int) -> tuple[float, float]:
     """The median and the 99th percentile of so many answers, in milliseconds."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - of arrivals
     with httpx.Client(limits=httpx.Limits(max_connections=64)) as client, ThreadPoolExecutor(32) as pool:
 
         def ask(number: int) -> float:

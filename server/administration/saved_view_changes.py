@@ -21,7 +21,6 @@ def save_view(connection: Connection, actor: Actor, page: ViewPage, name: str, c
         raise InvalidRequest(f"A name is 1 to {MAX_NAME_CHARS} printable characters.", param="name")
     if len(content) > MAX_CONTENT_CHARS or "\0" in content:
         raise InvalidRequest(f"A saved view has at most {MAX_CONTENT_CHARS:,} characters.", param="content")
-    saved_view_queries.lock_views(connection)
     if saved_view_queries.count_views(connection, page) >= MAX_VIEWS:
         raise InvalidRequest(f"A page has at most {MAX_VIEWS} saved views; delete one first.", param="name")
     view = saved_view_queries.insert_view(connection, page, name, content, actor.name)

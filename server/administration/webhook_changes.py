@@ -51,7 +51,6 @@ def create_endpoint(
     check_tenant(tenant)
     properties = with_request(EndpointProperties(), request)
     host = _check(properties, allowed)
-    endpoints.lock_tenant(connection, tenant)
     if endpoints.count(connection, tenant) >= MAX_ENDPOINTS:
         raise InvalidRequest(f"A tenant has at most {MAX_ENDPOINTS} webhook endpoints; delete one first.")
     endpoint, secret = new_uuid(), make_secret()

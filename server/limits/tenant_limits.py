@@ -234,7 +234,7 @@ class QueueLimits:
     def check(self, connection: Connection, caller: Caller) -> None:
         """Raises TooManyRequests or Overloaded if no background response may be added."""
         share = self.share(caller)
-        if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
+        if share < self.total and claims.count_waiting(connection, share, caller.tenant) >= share:
             raise TooManyRequests(
                 f"You may have {share} background responses waiting at a time; try again later.", limit=QUEUED
             )

@@ -67,7 +67,7 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
         status in TERMINAL_STATUSES
         and response.folded is None
         and not response.hot
-        and response.audit_columns.deleted_at is None
+        and response.stored.deleted_at is None
     ):
         yield "I2", f"it is {status}, but its events are not there."
     if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:

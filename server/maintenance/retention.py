@@ -38,7 +38,7 @@ from server.store.content.conversation_expiry import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line, is_unavailable
-from server.store.disk_space import Disk, Shortage
+from server.store.disk_space import Disk, Space
 from server.store.log_append import LogGap
 from server.store.schema import partitions
 from server.supervised_thread import Retry, SupervisedThread
@@ -78,7 +78,7 @@ def _go_on(_seconds: float) -> bool:
 class DiskShort(Exception):
     """The database's disk is too full for a purge, which writes before it frees."""
 
-    def __init__(self, shortage: Shortage) -> None:
+    def __init__(self, shortage: Space) -> None:
         super().__init__(
             f"{shortage.free} bytes are free on the database's disk; {shortage.reserve} must be."
         )
@@ -411,7 +411,8 @@ class Retention:
         return purge_conversations(self._database, self._conversation_days, self.thread.wait)
 
     def _remove_old(self) -> None:
-        with self.thread.idle():
-            self._drop.run_ledger()
-        ranges = self._drop.entries_row_by_row()
+        if self._ledger_days:
+            with self.thread.idle():
+                self._drop.run("usage_ledger")
+        ranges = self._drop.row_by_row("usage_ledger")
         remove_old(self._database, self._ledger_days, ranges, self.thread.wait)

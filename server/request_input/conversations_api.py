@@ -139,7 +139,7 @@ def list_items(database: Database, tenant: str, conversation: UUID, asked: PageR
 
 def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:
     """Locks the conversation's row. Raises NotFound, or ConversationLocked while a response is unfinished."""
-    locked = _require(store.lock_for_update(connection, tenant, conversation), conversation)
+    locked = _require(store.get(connection, tenant, conversation, lock=True), conversation)
     if store.has_unfinished_response(connection, tenant, conversation):
         raise ConversationLocked
     return locked

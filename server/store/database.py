@@ -406,6 +406,12 @@ def commit_synchronously(connection: Connection) -> None:
     connection.execute(_COMMIT_SYNCHRONOUSLY)
 
 
+def lock(connection: Connection, name: str) -> None:
+    """Takes the lock of that name until the transaction ends, as where a number of rows is bounded."""
+    query = text("select pg_advisory_xact_lock(hashtextextended(:name, 0))")
+    connection.execute(query, {"name": name})
+
+
 def is_responsive(connection: Connection) -> bool:
     """Whether the server answers on a connection that was not used for a while, within `PING_TIMEOUT_S`."""
     with psycopg_connection(connection) as raw:

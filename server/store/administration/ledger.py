@@ -15,8 +15,8 @@ from server.protocol.responses.response import FACTS, Ending, ResponseFacts
 from server.store import arrays
 from server.store.administration import budget_standings, spend, usage_days
 from server.store.administration.model_prices import COST
-from server.store.administration.operator_tables import usage_ledger
 from server.store.content.deletion import ExpiredRange
+from server.store.tables import usage_ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Final
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.administration.operator_tables import prices
 from server.store.keyset_page import page
+from server.store.tables import prices
 
 COST: Final = """
     select 0.000001 * ((e.input_tokens::bigint - e.cached_tokens) * p.input

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from server.store.console.time_limit import limit_time
 
@@ -126,24 +126,6 @@ class UsageRow(NamedTuple):
 _ROW: Final = ", ".join(UsageRow._fields)
 
 
-class RefusedCount(NamedTuple):
-    """Requests that were answered with an error object."""
-
-    http_status: int
-    error_code: str | None
-    requests: int
-
-
-class Latency(NamedTuple):
-    """Percentiles in seconds over completed responses, p50, p95 and p99; None without any."""
-
-    name: str | None
-    """The model's, tenant's, key's or user's name; None for the percentiles of all."""
-    responses: int
-    first_token: Sequence[float] | None
-    total: Sequence[float] | None
-
-
 def read_usage(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
     """The period's sums: in all, by day, of the largest groups, of failures, by day of charted groups."""
     query = f"""
@@ -216,25 +198,31 @@ def read_top_users(connection: Connection, filters: UsageFilter) -> list[UsageRo
     return _rows(connection, query, filters)
 
 
-def read_refused(connection: Connection, filters: UsageFilter) -> list[RefusedCount]:
-    """RefusedCount requests by status and code, the most frequent first. They know the tenant alone."""
+def read_refused(connection: Connection, filters: UsageFilter) -> Sequence[Row[Any]]:
+    """Requests that were answered with an error object, by status and code, the most frequent first. They
+    know the tenant alone.
+    """
     condition = "" if filters.tenant is None else "and tenant = :tenant"
     query = f"""
-        select status, nullif(error_code, ''), sum(requests)::bigint as requests from refused_requests
+        select status as http_status, nullif(error_code, '') as error_code,
+            sum(requests)::bigint as requests from refused_requests
         where hour >= :begins and hour < :ends {condition}
         group by 1, 2 order by 3 desc, 1, 2 limit {MAX_GROUPS}
     """
-    return [RefusedCount(*row) for row in _execute(connection, query, filters)]
+    return _execute(connection, query, filters)
 
 
-def read_latencies(connection: Connection, filters: UsageFilter) -> list[Latency]:
-    """Percentiles over the newest responses of the period: of all, then of each group, the largest first."""
+def read_latencies(connection: Connection, filters: UsageFilter) -> Sequence[Row[Any]]:
+    """Percentiles in seconds (p50, p95, p99) over the newest completed responses of the period: of all, whose
+    name is null, then of each group, the largest first.
+    """
     conditions, _ = _conditions(filters)
     name = _NAME[filters.by]
     percentiles = "percentile_cont(array[0.5, 0.95, 0.99]) within group (order by {})"
     query = f"""
-        select {name}, count(*), {percentiles.format("first_token_seconds")},
-            {percentiles.format("total_seconds")}
+        select {name} as name, count(*) as responses,
+            {percentiles.format("first_token_seconds")} as first_token,
+            {percentiles.format("total_seconds")} as total
         from (
             select * from admin.usage where finished_at >= :begins and finished_at < :ends {conditions}
             order by finished_at desc limit {MEASURED_RESPONSES}
@@ -242,7 +230,7 @@ def read_latencies(connection: Connection, filters: UsageFilter) -> list[Latency
         where status = 'completed' group by grouping sets ((), (1))
         order by grouping({name}) desc, 2 desc limit {MAX_GROUPS}
     """
-    return [Latency(*row) for row in _execute(connection, query, filters)]
+    return _execute(connection, query, filters)
 
 
 def _parts(filters: UsageFilter) -> dict[str, tuple[str, ...]]:
@@ -306,9 +294,9 @@ def _conditions(filters: UsageFilter) -> tuple[str, dict[str, Any]]:
 
 
 def _rows(connection: Connection, query: str, filters: UsageFilter, **named: object) -> list[UsageRow]:
-    return [UsageRow(*row) for row in _execute(connection, query, filters, **named)]
+    return [UsageRow._make(row) for row in _execute(connection, query, filters, **named)]
 
 
-def _execute(connection: Connection, query: str, filters: UsageFilter, **named: object) -> Any:
+def _execute(connection: Connection, query: str, filters: UsageFilter, **named: object) -> Sequence[Row[Any]]:
     with limit_time(connection):
         return connection.execute(text(query), {**_conditions(filters)[1], **named}).all()

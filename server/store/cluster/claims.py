@@ -154,12 +154,9 @@ _CANCEL_REQUESTED = text(
     "select id, cancel_reason from responses"
     " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
 )
-_WAITING = """
-    select count(*) from (select 1 from responses where {tenant} replica_id is null
-    and status in ('queued', 'in_progress') limit :most) as waiting
-"""
-_WAITING_OF_ALL = text(_WAITING.format(tenant=""))
-_WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
+_WAITING = "select count(*) from (select 1 from responses where {which} limit :most) as waiting"
+_WAITING_OF_ALL = text(_WAITING.format(which=_UNOWNED))
+_WAITING_OF_TENANT = text(_WAITING.format(which=f"tenant = :tenant and {_UNOWNED}"))
 
 
 def is_waiting(connection: Connection) -> bool:
@@ -177,14 +174,10 @@ def cancel_requested(connection: Connection, me: UUID) -> list[tuple[UUID, Cance
     return [(id_, reason) for id_, reason in connection.execute(_CANCEL_REQUESTED, {"me": me})]
 
 
-def count_waiting(connection: Connection, most: int) -> int:
-    """The length of the queue, counted up to `most`."""
-    return int(connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one())
-
-
-def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
-    """A tenant's responses in the queue, counted up to `most`."""
-    return int(connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one())
+def count_waiting(connection: Connection, most: int, tenant: str | None = None) -> int:
+    """The length of the queue, or of a tenant's part of it, counted up to `most`."""
+    query = _WAITING_OF_ALL if tenant is None else _WAITING_OF_TENANT
+    return int(connection.execute(query, {"most": most, "tenant": tenant}).scalar_one())
 
 
 _UNSERVED = text(f"""

@@ -91,9 +91,6 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     )
 
 
-_COLUMNS = ("id", "state", "role", "host", "pid", "version", "models", "started_at")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedReplica:
     """A row of the table of replicas."""
@@ -116,7 +113,8 @@ def replicas_page(
     """The replicas that come after another, by start, one more than `limit`; None if there is no `after`."""
     columns = replicas.c
     age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
-    query = select(*(columns[name] for name in _COLUMNS), age.label("heartbeat_age"))
+    *stored, _ = ListedReplica.__dataclass_fields__
+    query = select(*(columns[name] for name in stored), age.label("heartbeat_age"))
     if state is not None:
         query = query.where(columns.state == state)
     order = (columns.started_at, columns.id)

@@ -1,9 +1,9 @@
 """The cluster's present work: replicas, the oldest running responses, the queue. All by partial indexes."""
 
-from typing import Final, NamedTuple
-from uuid import UUID
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from server.store.console.time_limit import limit_time
 
@@ -56,61 +56,15 @@ _COUNTS = text(f"""
 """)
 
 
-class LiveReplica(NamedTuple):
-    """A process that is alive, or was within the last hour. `heartbeat_age` is in seconds."""
-
-    id: UUID
-    state: str
-    role: str
-    host: str
-    pid: int
-    version: str
-    models: list[str]
-    up: float
-    """Seconds since it started."""
-    heartbeat_age: float
-    running: int
-    """Stored responses."""
-
-
-class RunningResponse(NamedTuple):
-    """A response that a replica generates. `age` is in seconds; `events` are those that are committed."""
-
-    id: UUID
-    response: str
-    tenant: str
-    model: str
-    background: bool
-    end_user: str | None
-    age: float
-    attempt: int
-    deaths: int
-    cancel_requested: bool
-    host: str | None
-    pid: int | None
-    replica_id: UUID
-    events: int
-
-
-class QueuedResponse(NamedTuple):
-    """A response that waits for a replica, in seconds since its create and since it was queued."""
-
-    id: UUID
-    response: str
-    tenant: str
-    model: str
-    priority: int
-    age: float
-    deaths: int
-    queued_for: float | None
-
-
 class Cluster(NamedTuple):
-    """Lists with their first rows, and how many there are, up to MAX_COUNTED."""
+    """Lists with their first rows, and how many there are, up to MAX_COUNTED. Times are in seconds."""
 
-    replicas: list[LiveReplica]
-    running: list[RunningResponse]
-    queued: list[QueuedResponse]
+    replicas: Sequence[Row[Any]]
+    """Processes that are alive, or were within the last hour, with the stored responses that they run."""
+    running: Sequence[Row[Any]]
+    """The oldest responses that a replica generates, with the events that are committed."""
+    queued: Sequence[Row[Any]]
+    """Responses that wait for a replica, in its order."""
     running_count: int
     queued_count: int
 
@@ -118,9 +72,6 @@ class Cluster(NamedTuple):
 def read_cluster(connection: Connection) -> Cluster:
     """All of it, in one transaction of the caller's. Raises TimeOver."""
     with limit_time(connection):
-        return Cluster(
-            [LiveReplica(*row) for row in connection.execute(_REPLICAS)],
-            [RunningResponse(*row) for row in connection.execute(_RUNNING)],
-            [QueuedResponse(*row) for row in connection.execute(_QUEUED)],
-            *connection.execute(_COUNTS).one(),
-        )
+        lists = (connection.execute(query).all() for query in (_REPLICAS, _RUNNING, _QUEUED))
+        replicas, running, queued = lists
+        return Cluster(replicas, running, queued, *connection.execute(_COUNTS).one())

@@ -4,10 +4,11 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, func, select, text
+from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.administration.operator_tables import saved_views
+from server.store.database import lock
+from server.store.tables import saved_views
 
 MAX_VIEWS: Final = 200
 """Views of one page."""
@@ -41,12 +42,9 @@ def find_view(connection: Connection, view: UUID) -> SavedView | None:
     return None if row is None else SavedView(*row)
 
 
-def lock_views(connection: Connection) -> None:
-    """Locks the saving of views, so that their number can be bounded."""
-    connection.execute(text("select pg_advisory_xact_lock(hashtextextended('saved_views', 0))"))
-
-
 def count_views(connection: Connection, page: ViewPage) -> int:
+    """The number of a page's views, which nobody else saves until the transaction ends."""
+    lock(connection, "saved_views")
     query = select(func.count()).select_from(saved_views).where(_COLUMNS.page == page)
     return connection.execute(query).scalar_one()
 
@@ -55,7 +53,8 @@ def insert_view(
     connection: Connection, page: ViewPage, name: str, content: str, created_by: str
 ) -> UUID | None:
     """The new view's id; None if the page has one with that name."""
-    row = insert(saved_views).values(page=page, name=name, content=content, created_by=created_by)
+    values = {"page": page, "name": name, "content": content, "created_by": created_by}
+    row = insert(saved_views).values(id=func.gen_random_uuid(), **values)
     made: UUID | None = connection.execute(row.on_conflict_do_nothing().returning(_COLUMNS.id)).scalar()
     return made
 

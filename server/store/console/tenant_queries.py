@@ -1,12 +1,13 @@
 """Tenants as the console lists them: settings, keys, usage, what is unfinished and what is stored.
 
-Sums come from the ledger's days and from the changes of the storage quota, so that no response is counted.
+Rows are of tenants that have settings, keys, usage of the last days or something stored. Sums come from the
+ledger's days and from the changes of the storage quota, so that no response is counted.
 """
 
-from datetime import date, datetime
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from server.store.console.time_limit import TIME_LIMIT_MS
 
@@ -31,9 +32,9 @@ _ROWS = text(f"""
         select tenant, count(*) as unfinished from admin.unfinished group by tenant
     )
     select l.tenant, t.tenant is not null as has_settings, coalesce(t.contact, '') as contact,
-        t.retention_days, coalesce(u.responses, 0), coalesce(u.input_tokens, 0),
-        coalesce(u.output_tokens, 0), u.last_day, coalesce(k.valid_keys, 0), k.last_used_at,
-        coalesce(r.unfinished, 0), coalesce(s.bytes, 0)::bigint
+        t.retention_days, coalesce(u.responses, 0) as responses, coalesce(u.input_tokens, 0) as input_tokens,
+        coalesce(u.output_tokens, 0) as output_tokens, u.last_day, coalesce(k.valid_keys, 0) as valid_keys,
+        k.last_used_at, coalesce(r.unfinished, 0) as unfinished, coalesce(s.bytes, 0)::bigint as stored_bytes
     from listed l
     left join tenants t on t.tenant = l.tenant
     left join used u on u.tenant = l.tenant
@@ -44,37 +45,17 @@ _ROWS = text(f"""
 """)
 
 
-class TenantRow(NamedTuple):
-    """A tenant that has settings, keys, usage of the last days or something stored."""
-
-    tenant: str
-    has_settings: bool
-    contact: str
-    retention_days: int | None
-    """None: the server's setting."""
-    responses: int
-    input_tokens: int
-    output_tokens: int
-    last_day: date | None
-    valid_keys: int
-    last_used_at: datetime | None
-    """The last use of any of its keys, to the minute."""
-    unfinished: int
-    stored_bytes: int
-
-
-def tenants_page(connection: Connection, after: str | None, limit: int) -> list[TenantRow]:
+def tenants_page(connection: Connection, after: str | None, limit: int) -> Sequence[Row[Any]]:
     """The tenants whose names come after one, by name, one more than `limit`. Raises DatabaseError."""
     return _rows(connection, None, after, limit + 1)
 
 
-def tenant_row(connection: Connection, tenant: str) -> TenantRow | None:
+def tenant_row(connection: Connection, tenant: str) -> Row[Any] | None:
     """One tenant; None if nothing of it is known."""
     found = _rows(connection, tenant, None, 1)
     return found[0] if found else None
 
 
-def _rows(connection: Connection, tenant: str | None, after: str | None, limit: int) -> list[TenantRow]:
+def _rows(connection: Connection, tenant: str | None, after: str | None, limit: int) -> Sequence[Row[Any]]:
     connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
-    rows = connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit})
-    return [TenantRow(*row) for row in rows]
+    return connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit}).all()

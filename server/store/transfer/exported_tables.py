@@ -18,7 +18,6 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from server.protocol.decode import decode_as
 from server.store import tables
-from server.store.administration.operator_tables import usage_ledger
 
 TABLES: Final[dict[str, Table]] = {
     "image": tables.images,
@@ -28,7 +27,7 @@ TABLES: Final[dict[str, Table]] = {
     "response": tables.responses,
     "response.item": tables.items,
     "response.stream": tables.response_streams,
-    "usage": usage_ledger,
+    "usage": tables.usage_ledger,
 }
 """Tables by the `object` of a line."""
 _LEFT_OUT: Final = {"responses": {"replica_id"}}
@@ -65,7 +64,7 @@ def to_json(column: Column[Any], value: Any) -> Any:
 def from_json(column: Column[Any], raw: bytes) -> Any:
     """The value of a column from its JSON. Raises BadValue."""
     if raw.strip() == b"null":
-        if not column.nullable and column.server_default is None:
+        if not column.nullable:
             raise BadValue("must not be null")
         return None
     form, what = next(forms for kind, *forms in _FORMS if isinstance(column.type, kind))
