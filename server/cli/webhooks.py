@@ -1,8 +1,6 @@
 """`holdfast webhooks`: endpoints of webhooks, their secrets and samples; lists and repeats deliveries."""
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 from server.administration import webhooks
@@ -15,8 +13,6 @@ from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
 from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
-from server.sealing.cipher import Seal
-from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
@@ -65,20 +61,14 @@ def _of_endpoint(group: cli.Subcommands, name: str, says: str, run: cli.Run) -> 
 def _create(config: Config, options: argparse.Namespace) -> None:
     host = options.url.partition("://")[2].partition("/")[0][:100] or "-"
     new = {"url": options.url, "name": host, "event_types": EVENT_TYPES}
-    allowed = allowed_receivers(config)
-    with _sealing(config) as (connection, seal):
-        request = request_of(CreateEndpoint, options, **new)
-        made = webhooks.create_endpoint(connection, cli.this_user(), seal, allowed, options.tenant, request)
-    _show_secret("is made", made)
-
-
-@contextmanager
-def _sealing(config: Config) -> Iterator[tuple[Connection, Seal]]:
-    """A transaction, and the keys of the secrets that it stores or reads."""
     with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
-            yield connection, seal
+            request = request_of(CreateEndpoint, options, **new)
+            made = webhooks.create_endpoint(
+                connection, cli.this_user(), seal, allowed_receivers(config), options.tenant, request
+            )
+        _show_secret("is made", made)
 
 
 def _show_secret(what: str, made: webhooks.NewSecret) -> None:
@@ -121,10 +111,12 @@ def _update(config: Config, options: argparse.Namespace) -> None:
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> None:
-    with _sealing(config) as (connection, seal):
-        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-        made = webhooks.rotate_secret(connection, cli.this_user(), seal, stored, options.overlap)
-    _show_secret("has a new secret", made)
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
+        seal = load_seal_keys(config, database)
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+            made = webhooks.rotate_secret(connection, cli.this_user(), seal, stored, options.overlap)
+        _show_secret("has a new secret", made)
 
 
 def _delete(config: Config, options: argparse.Namespace) -> None:
@@ -135,13 +127,14 @@ def _delete(config: Config, options: argparse.Namespace) -> None:
 
 
 def _test(config: Config, options: argparse.Namespace) -> int:
-    with _sealing(config) as (connection, seal):
-        stored = webhooks.find(connection, options.endpoint_id, None)
-        sealed = endpoints.sealed_secrets(connection, stored.id)
-    with cli.refusals_as_sentences():
-        client = WebhookClient(seal, allowed_receivers(config), config.webhook_seconds)
+    with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
+        seal, allowed = load_seal_keys(config, database), allowed_receivers(config)
+        client = WebhookClient(seal, allowed, config.webhook_seconds)
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None)
+            sealed = endpoints.sealed_secrets(connection, stored.id)
         status = client.send_sample(stored, sealed, options.event)
-    cli.print_result(f"HTTP status {status}")
+        cli.print_result(f"HTTP status {status}")
     return 0 if 200 <= status < 300 else 1
 
 
