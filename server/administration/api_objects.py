@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from server.administration.actor import as_json
 from server.caller import SERVER_SETTINGS, Limits
 from server.protocol import ids, webhook_objects
 from server.protocol.administration import objects
@@ -40,14 +41,10 @@ def _json_form(value: object) -> object:
             return int(value.timestamp())
         case date():
             return value.isoformat()
-        case Decimal():
-            return money(value)
         case UUID():
             return str(value)
-        case frozenset():
-            return sorted(value)
         case _:
-            return value
+            return as_json(value)
 
 
 def money(amount: Decimal) -> str:

@@ -55,12 +55,6 @@ class ClusterSampler:
         self._reading: Reading | None = None
         self.thread = SupervisedThread("metrics sampler", self._turn, retry=Retry(max_failures=None))
 
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
-
     @property
     def reading(self) -> Reading | None:
         """The last reading; None before the first, and if it is too old. Any thread."""

@@ -31,7 +31,7 @@ class ServerMetrics:
         metrics.add(self._collect)
 
     def start(self) -> None:
-        self._sampler.start()
+        self._sampler.thread.start()
         if self._listener is not None:
             self._listener.start()
 
@@ -39,7 +39,7 @@ class ServerMetrics:
         """Ends the threads."""
         if self._listener is not None:
             self._listener.stop()
-        self._sampler.stop()
+        self._sampler.thread.stop()
 
     def _collect(self) -> Iterator[Family]:
         model = self._services.model

@@ -82,7 +82,7 @@ def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
 
 @routes("GET /tenants/{tenant}", "Retrieve a tenant.", objects.Tenant)
 def retrieve_tenant(call: ApiCall) -> objects.Tenant:
-    name = _tenant(call)
+    name = call.request.path_params["tenant"]
     with call.database.begin() as connection:
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
@@ -98,7 +98,7 @@ def retrieve_tenant(call: ApiCall) -> objects.Tenant:
     takes=requests.UpdateTenant,
 )
 def update_tenant(call: ApiCall) -> objects.Tenant:
-    requested, name = decode(call.body, requests.UpdateTenant), _tenant(call)
+    requested, name = decode(call.body, requests.UpdateTenant), call.request.path_params["tenant"]
     with changing(call) as (connection, actor):
         return tenant_changes.update_tenant(connection, actor, name, requested)
 
@@ -110,7 +110,7 @@ def update_tenant(call: ApiCall) -> objects.Tenant:
     refuses=(Conflict,),
 )
 def delete_tenant(call: ApiCall) -> objects.DeletedTenant:
-    name = _tenant(call)
+    name = call.request.path_params["tenant"]
     with changing(call) as (connection, actor):
         tenant_changes.delete_tenant(connection, actor, name)
     return objects.DeletedTenant(name)
@@ -158,7 +158,7 @@ def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.Te
     parameters=PAGE,
 )
 def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
-    asked, tenant = page_request(call.request), call.request.path_params["tenant"].replace("\0", "")
+    asked, tenant = page_request(call.request), call.request.path_params["tenant"]
     after = ids.parse_conversation_id(asked.after) if asked.after else None
     if asked.after and after is None:
         raise bad_cursor(asked.after, "a conversation")
@@ -210,7 +210,7 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
 
 @routes("GET /keys/{key_id}", "Retrieve a key.", objects.Key)
 def retrieve_key(call: ApiCall) -> objects.Key:
-    key_id = _key_id(call)
+    key_id = call.request.path_params["key_id"]
     with call.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
@@ -223,7 +223,7 @@ def retrieve_key(call: ApiCall) -> objects.Key:
     "POST /keys/{key_id}", "Modify a key; omitted properties stay.", objects.Key, takes=requests.UpdateKey
 )
 def update_key(call: ApiCall) -> objects.Key:
-    key_id, requested = _key_id(call), decode(call.body, requests.UpdateKey)
+    key_id, requested = call.request.path_params["key_id"], decode(call.body, requests.UpdateKey)
     with changing(call) as (connection, actor):
         return key_changes.update_key(connection, actor, key_id, requested)
 
@@ -237,7 +237,7 @@ def update_key(call: ApiCall) -> objects.Key:
     refuses=(Conflict,),
 )
 def rotate_key(call: ApiCall) -> Response:
-    key_id, requested = _key_id(call), read_optional(call.body, requests.RotateKey)
+    key_id, requested = call.request.path_params["key_id"], read_optional(call.body, requests.RotateKey)
     with changing(call) as (connection, actor):
         overlap = timedelta(seconds=requested.overlap_seconds)
         created = key_changes.rotate_key(connection, actor, key_id, overlap)
@@ -252,7 +252,7 @@ def rotate_key(call: ApiCall) -> Response:
     needs_body=False,
 )
 def revoke_key(call: ApiCall) -> objects.RevokedKey:
-    key_id, requested = _key_id(call), read_optional(call.body, requests.RevokeKey)
+    key_id, requested = call.request.path_params["key_id"], read_optional(call.body, requests.RevokeKey)
     with changing(call) as (connection, actor):
         ended = key_changes.revoke_key(connection, actor, key_id, end=requested.end)
     return objects.RevokedKey(id=key_id, unfinished_responses=ended)
@@ -268,17 +268,3 @@ def secret_response(call: ApiCall, created: Struct) -> Response:
     answer = json_response(call.request, created)
     answer.headers["cache-control"] = "no-store"
     return answer
-
-
-def _key_id(call: ApiCall) -> str:
-    key_id: str = call.request.path_params["key_id"]
-    if "\0" in key_id:
-        raise key_changes.unknown_key(key_id)
-    return key_id
-
-
-def _tenant(call: ApiCall) -> str:
-    name: str = call.request.path_params["tenant"]
-    if "\0" in name:
-        raise NotFound("There is no such tenant.")
-    return name

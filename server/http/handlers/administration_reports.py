@@ -133,10 +133,7 @@ def _usage_filter(request: Request, now: datetime) -> UsageFilter:
 def _entry_filter(request: Request) -> EntryFilter:
     since, until = unix_seconds(request, "since"), unix_seconds(request, "until")
     return EntryFilter(
-        actor=text(request, "actor"),
-        action=text(request, "action"),
-        tenant=text(request, "tenant"),
-        target=text(request, "target"),
+        **{name: text(request, name) for name in ("actor", "action", "tenant", "target")},
         since=None if since is None else time_of(since),
         until=None if until is None else time_of(until),
     )

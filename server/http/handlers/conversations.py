@@ -101,14 +101,14 @@ def list_items(call: ApiCall) -> Page[Raw]:
 
 @routes(f"GET {_ITEM}", "Retrieve an item.", Item)
 def retrieve_item(call: ApiCall) -> Raw:
-    conversation, item = _conversation_id(call), _item_id(call)
+    conversation, item = _conversation_id(call), call.request.path_params["item_id"]
     include_values(call.request)
     return Raw(conversations_api.find_item(call.database, call.caller.tenant, conversation, item))
 
 
 @routes(f"DELETE {_ITEM}", "Delete an item.", objects.Conversation, refuses=(ConversationLocked,))
 def delete_item(call: ApiCall) -> objects.Conversation:
-    conversation, item = _conversation_id(call), _item_id(call)
+    conversation, item = _conversation_id(call), call.request.path_params["item_id"]
     return conversations_api.delete_item(call.database, call.caller, conversation, item)
 
 
@@ -118,10 +118,3 @@ def _conversation_id(call: ApiCall) -> UUID:
     if conversation is None:
         raise unknown_conversation(text)
     return conversation
-
-
-def _item_id(call: ApiCall) -> str:
-    item: str = call.request.path_params["item_id"]
-    if "\0" in item:
-        raise conversations_api.unknown_item(item)
-    return item
