@@ -170,8 +170,7 @@ def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     compiler = GrammarCompiler(vocabulary)
     marks = [form.end_tags[0] for form in REASONING_FORMATS if form.name == model_format.reasoning_name]
     calls = TOOL_CALL_FORMATS[model_format.call_format or "hermes"]
-    named = {key: value for each in calls.__mro__ for key, value in vars(each).items() if key[0] != "_"}
-    texts = [value for value in named.values() if isinstance(value, str)]
+    texts = [*calls.around, *calls.call, *getattr(calls, "argument", ()), calls.separator, calls.suffix]
     ends = [*marks, *texts, *(text.strip() for text in texts), *calls.closers, *ENDS]
     hints = [list(model_format.encode(text, special=False)) for text in ends if text]
     try:

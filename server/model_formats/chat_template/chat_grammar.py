@@ -159,7 +159,7 @@ def _forbidden_start(
     """Characters that free text must not begin with, because it would be parsed as reasoning."""
     if reasoning is None or constraints.thinking != "maybe":
         return ""
-    return "".join({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)})
+    return "".join(sorted({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)}))
 
 
 def _call_within(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints) -> str | None:

@@ -21,7 +21,7 @@ from server.model_formats.chat_template.template_probe import ALL_REASONING, pro
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
-from server.model_formats.tool_calls.formats import Hermes
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
 from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
@@ -59,7 +59,7 @@ class ChatTemplateFormat:
         self,
         template: ChatTemplate,
         stop_ids: frozenset[int],
-        call_format: type[ToolCallFormat] | None,
+        call_format: ToolCallFormat | None,
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
@@ -72,7 +72,7 @@ class ChatTemplateFormat:
         self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
-        self._shown_calls = self._calls = call_format(self._markup) if call_format else None
+        self._shown_calls = self._calls = call_format.with_signs(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         form = self._reasoning_format
@@ -94,7 +94,7 @@ class ChatTemplateFormat:
         """Whether tools are described in the system message, as the template writes none."""
         known = self._shown_calls
         if self.describes_tools and (known is None or known.render_calls([]) is None):
-            self._calls = Hermes(self._markup)
+            self._calls = TOOL_CALL_FORMATS["hermes"].with_signs(self._markup)
         content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
         question = {"role": "user", "content": content}
         self._effort = EffortVariables(

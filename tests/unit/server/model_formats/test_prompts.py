@@ -16,7 +16,6 @@ from server.model_formats.model_format import (
     PromptTool,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_index import function_schema
 from server.protocol.responses.items import (
@@ -83,7 +82,7 @@ def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> N
     text = write(name, *TURN, tools=TOOLS, tool_choice=CallChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
-    written = TOOL_CALL_FORMATS[name](Markup({}))
+    written = TOOL_CALL_FORMATS[name]
     start = min(place for sign in (*written.openers, written.prefix) if (place := after.find(sign)) >= 0)
     parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
     words = shown(parser.feed(ids_of(name, after[start:])))

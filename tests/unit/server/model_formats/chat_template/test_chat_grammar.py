@@ -26,7 +26,6 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
@@ -66,7 +65,7 @@ PATTERN = PromptTool(name="pattern", kind="custom", syntax="regex", definition=r
 LINES = 'start: "begin\\n" line+ "end \\"x\\""\nline: /[^\\n<>]{1,6}/ "\\n"\n'
 GRAMMAR = PromptTool(name="grammar", kind="custom", syntax="lark", definition=LINES)
 ALL = [WEATHER, CLOCK, PATCH, STRICT, PATTERN, GRAMMAR]
-LEADS = {name: made(Markup({})).prefix for name, made in TOOL_CALL_FORMATS.items()}
+LEADS = {name: calls.prefix for name, calls in TOOL_CALL_FORMATS.items()}
 USER = Message("1", "completed", "user", [InputText("hi")])
 
 
