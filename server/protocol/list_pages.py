@@ -36,8 +36,9 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 def page_type(name: str, kind: Any, objects: str) -> type[Page[Any]]:
     """The type of pages of this kind of objects, by its name and its objects' in the API's document."""
-    doc = {"__doc__": f"A page of {objects}."}
-    return types.new_class(name, (Page[kind],), {"frozen": True, "kw_only": True}, lambda own: own.update(doc))
+    own = {"__doc__": f"A page of {objects}."}
+    options = {"frozen": True, "kw_only": True}
+    return types.new_class(name, (Page[kind],), options, lambda body: body.update(own))
 
 
 CompletionPage = page_type("CompletionPage", StoredCompletion, "stored completions")

@@ -11,7 +11,7 @@ from engine.request import StructuredOutput
 from server.model_formats.model_format import CallChoice, OutputFormat, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder, regex_of
-from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
 from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
@@ -68,9 +68,8 @@ def _body(
     frame: tuple[str, str, str] | None,
 ) -> str | None:
     """The expression for the output after the reasoning; None if anything is allowed."""
-    answer = _answer(lark, constraints.format)
-    if answer is not None:
-        answer = _framed(lark, frame, answer)
+    schema = format_schema(constraints.format)
+    answer = None if schema is None else _framed(lark, frame, lark.json(schema))
     if calls is None or not constraints.tools:
         return answer
     match constraints.choice.mode:
@@ -93,16 +92,6 @@ def _framed(lark: GrammarBuilder, frame: tuple[str, str, str] | None, text: str,
         return text
     begin, end, last = map(lark.literal, frame)
     return f"({begin})? {text} ({end}{f' ({last})?' if ends else ''})?"
-
-
-def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
-    match output_format.kind:
-        case "json_schema":
-            schema = output_format.schema if output_format.schema is not None else {"type": "object"}
-            return lark.json(schema if output_format.strict else without_unenforced(schema))
-        case "json_object":
-            return lark.json({"type": "object"})
-    return None
 
 
 def _restricts_calls(constraints: OutputConstraints) -> bool:

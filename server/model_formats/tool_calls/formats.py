@@ -12,7 +12,7 @@ from server.model_formats.tool_calls.json_arguments import (
     RecipientCalls,
 )
 from server.model_formats.tool_calls.literal_arguments import PythonCalls, QuotedObjects
-from server.model_formats.tool_calls.nested_elements import AttributedElements, NestedElements
+from server.model_formats.tool_calls.nested_elements import NestedElements
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_calls.xml_elements import ElementCalls
 
@@ -129,12 +129,13 @@ FORMATS: tuple[ToolCallFormat, ...] = (
         model_types=("minimax_m3",),
         closers=("]<]minimax[>[</tool_call>",),
     ),
-    AttributedElements(
+    ElementCalls(
         "kimi_k3",
         ("<|open|>tools<|sep|>", "", "<|close|>tools<|sep|><|close|>message<|sep|>"),
         call=('<|open|>call tool="', '" index="', "<|close|>call<|sep|>"),
         after_number='"<|sep|>',
         argument=('<|open|>argument key="', '" type="', "<|close|>argument<|sep|>"),
+        between="",
         after_type='"<|sep|>',
         after_string_key='" type="string"<|sep|>',
         json_begin='<|open|>json type="object"<|sep|>',

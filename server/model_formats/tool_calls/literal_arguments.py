@@ -24,7 +24,7 @@ from server.model_formats.output_grammar.argument_schemas import (
     subschema,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import strings_of
 from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
 from server.model_formats.tool_calls.streamed_json import copy_json, copy_string, escaped, read_members
@@ -299,7 +299,7 @@ class QuotedObjects(ToolCallFormat):
         return bool(word)
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
-        if tool.kind == "custom" and (custom := lark.input(tool)):
+        if tool.kind == "custom" and (custom := free_input(tool)):
             quote = lark.literal(self.quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
         arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))

@@ -1,13 +1,11 @@
-"""Readers of tool calls with more than a flat list of elements: MiniMax M3's, which are nested as the values
-are, and Kimi K3's, whose tags have attributes.
-"""
+"""Reader of tool calls whose elements are nested as the values are: MiniMax M3's."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
@@ -22,7 +20,7 @@ from server.model_formats.output_grammar.argument_schemas import (
     subschema,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import (
     allows_anything,
     distinguish_strings,
@@ -36,8 +34,6 @@ from server.model_formats.tool_calls.xml_elements import ElementCalls, Value
 
 _MAX_DEPTH = 16
 _KEY = re.compile(r"[^<>/\n\ud800-\udfff]")
-_DIGIT = re.compile(r"[0-9]")
-_TYPE = re.compile(r"[a-z]")
 
 
 class Shape:
@@ -179,7 +175,7 @@ class _NestedGrammar:
     def __init__(self, calls: NestedElements, lark: GrammarBuilder, tool: PromptTool) -> None:
         self._calls = calls
         self._lark = lark
-        self._custom = lark.input(tool) if tool.kind == "custom" else None
+        self._custom = free_input(tool) if tool.kind == "custom" else None
         self._strict = tool.strict or tool.kind == "custom"
         self._budget = SchemaBudget(MAX_SCHEMAS)
 
@@ -240,36 +236,3 @@ def _count(schema: Mapping[str, Any]) -> str:
     low, high = (schema.get(key) for key in ("minItems", "maxItems"))
     least = min(low, MAX_COUNT) if isinstance(low, int) else 0
     return f"{{{least},{max(high, least) if isinstance(high, int) and high <= MAX_COUNT else ''}}}"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AttributedElements(ElementCalls):
-    """Tags with attributes: the call's number after its name, and the type of each argument."""
-
-    after_number: str
-    """The text after the number."""
-    after_type: str
-    """The text after the type."""
-    between: str = ""
-    marks_types: ClassVar[bool] = True
-
-    def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        if not (yield from scanner.accept(self.call[1])):
-            return False
-        yield from scanner.take_while(_DIGIT, 9)
-        return bool((yield from scanner.accept(self.after_number)))
-
-    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        if not (yield from scanner.accept(self.argument[1])):
-            return None
-        kind = yield from scanner.take_while(_TYPE, 9)
-        if not (yield from scanner.accept(self.after_type)):
-            return None
-        return frozenset({kind}) if kind == "string" else types - {"string"}
-
-    def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
-        begin, end = lark.literal(name + self.call[1]), lark.literal(self.after_number)
-        return f"{begin} /[0-9]{{1,3}}/ {end}"
-
-    def end_of_key(self, kind: str) -> str:
-        return f"{self.argument[1]}{'number' if kind == 'integer' else kind}{self.after_type}"

@@ -23,7 +23,7 @@ from server.model_formats.output_grammar.argument_schemas import (
     type_name,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import (
     allows_anything,
     distinguish_strings,
@@ -36,6 +36,7 @@ from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallE
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_DIGIT, _LETTER = re.compile(r"[0-9]"), re.compile(r"[a-z]")
 _IN_WORD = re.compile(r"[\w.:/-]")
 _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
@@ -60,6 +61,10 @@ class ElementCalls(ToolCallFormat):
     after_plain_key: str = ""
     string_end: str = ""
     """The text after a string so marked, before `argument[2]`; other strings are written without mark."""
+    after_number: str = ""
+    """The text after the call's number, in families that write one after `call[1]`."""
+    after_type: str = ""
+    """The text after an argument's type, in families that write it after `argument[1]`, and escape quotes."""
     between: str = "\n"
     """The text before each argument and the call's end, as a grammar writes it; any white space is read."""
     json_begin: str = ""
@@ -69,8 +74,6 @@ class ElementCalls(ToolCallFormat):
     """Values are surrounded by line breaks, which are not part of them."""
     per_property: ClassVar[bool] = True
     call_opens: ClassVar[bool] = True
-    marks_types: ClassVar[bool] = False
-    """`end_of_key` differs by type, and quotes in an argument's name are escaped."""
 
     @property
     def inner_markup(self) -> tuple[str, ...]:
@@ -134,7 +137,7 @@ class ElementCalls(ToolCallFormat):
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
                 return False
-            argument = html.unescape(argument) if self.marks_types else argument
+            argument = html.unescape(argument) if self.after_type else argument
             sink(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
             if not (yield from self._read_value(scanner, sink, types)):
@@ -161,7 +164,11 @@ class ElementCalls(ToolCallFormat):
         return bool(end)
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        return not self.call[1] or bool((yield from scanner.accept(self.call[1])))
+        if self.call[1] and not (yield from scanner.accept(self.call[1])):
+            return False
+        if self.after_number:
+            yield from scanner.take_while(_DIGIT, 9)
+        return not self.after_number or bool((yield from scanner.accept(self.after_number)))
 
     def _goes_on(self, scanner: Scanner) -> Reader[bool]:
         """Whether an argument or the end of the call comes next; otherwise its beginning is prose."""
@@ -175,6 +182,13 @@ class ElementCalls(ToolCallFormat):
         """Reads up to the value; returns its possible types, None without a value, or `_STRING` itself for a
         string that is marked.
         """
+        if self.after_type:
+            if not (yield from scanner.accept(self.argument[1])):
+                return None
+            kind = yield from scanner.take_while(_LETTER, 9)
+            if not (yield from scanner.accept(self.after_type)):
+                return None
+            return frozenset({kind}) if kind == "string" else types - _STRING
         if self.after_string_key and (yield from scanner.accept(self.after_string_key)):
             return _STRING
         if self.after_plain_key:
@@ -192,7 +206,7 @@ class ElementCalls(ToolCallFormat):
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
-        parts = [self.name_grammar(lark, name)]
+        parts = [self._name_grammar(lark, name)]
         for key, inner in properties.items():
             element = self._element(lark, tool, key, inner)
             parts.append(element if key in required else f"({element})?")
@@ -201,15 +215,16 @@ class ElementCalls(ToolCallFormat):
             parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
         return " ".join([*parts, lark.literal(self.between + self.call[2])])
 
-    def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
+    def _name_grammar(self, lark: GrammarBuilder, name: str) -> str:
         again = f"{name}{self.after_recipient}\n{self.call[0]}" if self.after_recipient else ""
-        return lark.literal(again + name + self.call[1])
+        begin = lark.literal(again + name + self.call[1])
+        return f"{begin} /[0-9]{{1,3}}/ {lark.literal(self.after_number)}" if self.after_number else begin
 
     def _element(
         self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
     ) -> str:
         """The expression of one argument with the line break before it; without `key`, of any name."""
-        if tool.kind == "custom" and (custom := lark.input(tool)):
+        if tool.kind == "custom" and (custom := free_input(tool)):
             end = lark.literal(self.string_end + self._value_end())
             return f"{self._before(lark, key, 'string')} {custom} {end}"
         if not tool.strict:
@@ -232,7 +247,7 @@ class ElementCalls(ToolCallFormat):
             text = lark.terminated_string(strings, self._value_end(), self.argument[2])
             ways.append(f"{self._before(lark, key, '')} {text}")
         if others or not ways:
-            for kind in sorted(others) if self.marks_types else [""]:
+            for kind in sorted(others) if self.after_type else [""]:
                 own = frozenset({kind}) if kind else others
                 value = lark.json({**schema, "type": sorted(own)} if own < types else schema)
                 ways.append(f"{self._before(lark, key, kind)} {value} {lark.literal(self._value_end())}")
@@ -241,12 +256,14 @@ class ElementCalls(ToolCallFormat):
     def _before(self, lark: GrammarBuilder, key: str | None, kind: str) -> str:
         """The text before a value, with its type if that is marked."""
         if key is None:
-            start, end = lark.literal(self.between + self.argument[0]), lark.literal(self.end_of_key(kind))
+            start, end = lark.literal(self.between + self.argument[0]), lark.literal(self._end_of_key(kind))
             return f"{start} {lark.name()} {end}"
-        return lark.literal(f"{self.between}{self.argument[0]}{key}{self.end_of_key(kind)}")
+        return lark.literal(f"{self.between}{self.argument[0]}{key}{self._end_of_key(kind)}")
 
-    def end_of_key(self, kind: str) -> str:
+    def _end_of_key(self, kind: str) -> str:
         """The text between an argument's name and its value, including the value's line break."""
+        if self.after_type:
+            return f"{self.argument[1]}{'number' if kind == 'integer' else kind}{self.after_type}"
         marked = self.after_string_key if kind == "string" else ""
         return (marked or self.argument[1].replace("\n", self.between)) + "\n" * self.lines
 
