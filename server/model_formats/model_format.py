@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.request import PromptImage, StructuredOutput
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import Effort, ReasoningContext
+from server.protocol.responses.request import Effort, ReasoningContext, TextFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +59,6 @@ class CallChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFormat:
-    """The format of the final answer, `text.format` of a request."""
-
-    kind: Literal["text", "json_object", "json_schema"] = "text"
-    schema: Mapping[str, Any] | None = None
-    name: str = ""
-    description: str | None = None
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConversation:
     """The input of `ModelFormat.write`."""
 
@@ -77,7 +66,7 @@ class PromptConversation:
     instructions: str | None = None
     tools: Sequence[PromptTool] = ()
     tool_choice: CallChoice = CallChoice()
-    format: OutputFormat = OutputFormat()
+    format: TextFormat = TextFormat("text")
     reasoning_effort: Effort | None = None
     reasoning_context: ReasoningContext | None = None
     """Which turns' reasoning the prompt has; None and "auto" are the model's own way."""

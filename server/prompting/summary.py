@@ -33,6 +33,7 @@ from server.protocol.responses.items import (
     SettingsItem,
     item_type,
     plain_text,
+    text_of,
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
@@ -125,9 +126,7 @@ def _text(item: Item) -> str:
     match item:
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text
-        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return output if isinstance(output, str) else plain_text(output)
-    return ""
+    return text_of(item) or ""
 
 
 class _TokenCount:

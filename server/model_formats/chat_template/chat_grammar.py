@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.model_format import CallChoice, OutputFormat, PromptError, PromptTool
+from server.model_formats.model_format import CallChoice, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder, regex_of
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
@@ -16,6 +16,7 @@ from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex
+from server.protocol.responses.request import TextFormat
 
 ReasoningStart = Literal["no", "maybe", "open"]
 """Whether the output may begin with reasoning (`maybe`) or the prompt has already started it (`open`)."""
@@ -27,7 +28,7 @@ class OutputConstraints:
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
     choice: CallChoice
-    format: OutputFormat
+    format: TextFormat
     thinking: ReasoningStart
 
 

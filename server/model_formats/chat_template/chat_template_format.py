@@ -154,7 +154,7 @@ class ChatTemplateFormat:
         if thought is not None:
             rendered, thinking = self._opened_with(rendered, thought), "open"
         grammar = None
-        if conversation.tools or choice.mode == "required" or conversation.format.kind != "text":
+        if conversation.tools or choice.mode == "required" or conversation.format.type != "text":
             tools = tool_index if choice.mode == "none" else callable_
             constraints = OutputConstraints(
                 tools=tools, choice=choice, format=conversation.format, thinking=thinking

@@ -19,7 +19,7 @@ def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()
     """The grammar of tool choice, strict tools and output format; None without. Raises PromptError."""
     choice, tools = conversation.tool_choice, _callable(conversation)
     if conversation.continue_final_message:
-        if choice.mode == "required" or conversation.format.kind != "text":
+        if choice.mode == "required" or conversation.format.type != "text":
             raise PromptError("A message that is continued has no format and calls no tool.", "tool_choice")
         return None
     if not _restricts(conversation, tools):
@@ -81,7 +81,7 @@ def _restricts(conversation: PromptConversation, tools: list[PromptTool]) -> boo
         choice.mode == "required"
         or (choice.mode == "none" and bool(conversation.tools))
         or choice.allowed is not None
-        or conversation.format.kind != "text"
+        or conversation.format.type != "text"
         or any(tool.strict or tool.syntax != "text" for tool in tools)
     )
 

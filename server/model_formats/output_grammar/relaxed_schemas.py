@@ -12,8 +12,9 @@ from typing import Any
 
 from engine.grammar.recursive_schemas import reference_target
 from engine.request import StructuredOutput
-from server.model_formats.model_format import OutputFormat, PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import ALL_TYPES, ANY_OBJECT, MAX_COUNT, types_of
+from server.protocol.responses.request import TextFormat
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -101,11 +102,11 @@ def without_unenforced(schema: Any) -> Any:
     return written
 
 
-def format_schema(output_format: OutputFormat) -> Mapping[str, Any] | None:
+def format_schema(output_format: TextFormat) -> Mapping[str, Any] | None:
     """What the grammar enforces of a format; None for text."""
-    if output_format.kind == "text":
+    if output_format.type == "text":
         return None
-    if output_format.kind == "json_object" or output_format.schema is None:
+    if output_format.type == "json_object" or output_format.schema is None:
         return ANY_OBJECT
     schema: Mapping[str, Any] = output_format.schema
     return schema if output_format.strict else without_unenforced(schema)

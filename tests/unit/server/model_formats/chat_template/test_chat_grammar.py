@@ -18,7 +18,6 @@ from server.model_formats.model_format import (
     CallEnd,
     CallStart,
     Delta,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptError,
@@ -28,7 +27,7 @@ from server.model_formats.model_format import (
 from server.model_formats.select_format import load_model_format
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
-from server.protocol.responses.request import Effort
+from server.protocol.responses.request import Effort, TextFormat
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -188,9 +187,7 @@ def test_with_none_nothing_is_a_call_and_no_call_is_written(family: str, compile
 
 def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compiler: GrammarCompiler) -> None:
     for seed in range(16):
-        wanted = (
-            OutputFormat(kind="json_schema", schema=PLACE) if seed % 2 else OutputFormat(kind="json_object")
-        )
+        wanted = TextFormat(type="json_schema", schema=PLACE) if seed % 2 else TextFormat(type="json_object")
         effort: Any = ("none", "high", None)[seed % 3]
         prompt = format_of(family).write(
             PromptConversation(items=[USER], format=wanted, reasoning_effort=effort)
@@ -202,7 +199,7 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
 
 
 def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
-    wanted = OutputFormat(kind="json_schema", schema={"const": {"answer": 1}})
+    wanted = TextFormat(type="json_schema", schema={"const": {"answer": 1}})
     prompt = format_of(family).write(PromptConversation(items=[USER], tools=[STRICT], format=wanted))
     kinds = set()
     for seed in range(16):

@@ -11,12 +11,12 @@ from engine.vocabulary import Vocabulary
 from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
 from server.model_formats.model_format import (
     CallChoice,
-    OutputFormat,
     PromptConversation,
     PromptError,
     PromptTool,
 )
 from server.protocol.responses.items import InputText, Message, OutputText
+from server.protocol.responses.request import TextFormat
 from tests.support.harmony import CONTROL, encoding, harmony_format, ids_of
 
 WEATHER: dict[str, Any] = {
@@ -209,9 +209,9 @@ def test_builtin_tools_are_called_while_thinking(compiler: GrammarCompiler) -> N
 
 
 @pytest.mark.parametrize(
-    "wanted", [OutputFormat(kind="json_schema", schema=WEATHER), OutputFormat(kind="json_object")]
+    "wanted", [TextFormat(type="json_schema", schema=WEATHER), TextFormat(type="json_object")]
 )
-def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: OutputFormat) -> None:
+def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: TextFormat) -> None:
     grammar = asked(format=wanted)
     for header in (ANSWERS, "<|channel|>final <|constrain|>json<|message|>"):
         assert judge(compiler, grammar, THINKS + PLANS + header + '{"city":"Ulm"}') == "whole"
@@ -223,7 +223,7 @@ def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: Outpu
 
 
 def test_a_format_leaves_tools_to_be_called(compiler: GrammarCompiler) -> None:
-    grammar = asked(format=OutputFormat(kind="json_object"), tools=[LOOSE])
+    grammar = asked(format=TextFormat(type="json_object"), tools=[LOOSE])
     assert judge(compiler, grammar, CALLS.format("now", "{}")) == "whole"
     assert judge(compiler, grammar, ANSWERS + "{}") == "whole"
 
@@ -252,7 +252,7 @@ def test_what_goes_on_can_have_no_format() -> None:
     with pytest.raises(PromptError):
         harmony_format().write(
             PromptConversation(
-                items=items, continue_final_message=True, format=OutputFormat(kind="json_object")
+                items=items, continue_final_message=True, format=TextFormat(type="json_object")
             )
         )
     assert (

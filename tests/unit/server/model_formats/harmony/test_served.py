@@ -15,7 +15,6 @@ from server.model_formats.model_format import (
     CallStart,
     Delta,
     MessageStart,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptTool,
@@ -33,6 +32,7 @@ from server.protocol.responses.items import (
     Reasoning,
     ReasoningText,
 )
+from server.protocol.responses.request import TextFormat
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
@@ -138,7 +138,7 @@ def test_it_calls_what_it_must(talk: Talk) -> None:
 
 def test_its_answer_has_the_format_whatever_it_wanted_to_say(talk: Talk) -> None:
     schema = {"enum": ["yes", "no"]}
-    prompt = talk.prompt([user(GREETING)], format=OutputFormat(kind="json_schema", schema=schema))
+    prompt = talk.prompt([user(GREETING)], format=TextFormat(type="json_schema", schema=schema))
     deltas = talk.say(prompt)
     assert talk.reason == "stop"
     assert deltas[0] == ReasoningDelta("A greeting is wanted.")
