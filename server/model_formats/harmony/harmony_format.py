@@ -10,10 +10,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from server.model_formats.harmony.decoded_messages import read_messages
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.harmony_grammar import make_grammar
-from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.output_parser import HarmonyParser, read_messages
 from server.model_formats.harmony.tools import (
     BUILTIN,
     FUNCTIONS,

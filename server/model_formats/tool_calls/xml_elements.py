@@ -36,7 +36,8 @@ from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallE
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
-_DIGIT, _LETTER = re.compile(r"[0-9]"), re.compile(r"[a-z]")
+_DIGIT = re.compile(r"[0-9]")
+_LETTER = re.compile(r"[a-z]")
 _IN_WORD = re.compile(r"[\w.:/-]")
 _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
