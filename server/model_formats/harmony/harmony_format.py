@@ -143,7 +143,7 @@ class HarmonyFormat:
         special: bool,  # noqa: ARG002 - nothing is put around texts
         limit: int | None = None,
     ) -> tuple[int, ...]:
-        return tuple(self.encoding.encode_with_control(text, limit))
+        return tuple(self.encoding.encode(text, limit, control=True))
 
     @property
     def max_chars_per_token(self) -> int | None:
