@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from engine.request import PromptImage, StructuredOutput
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import Effort, ReasoningContext, TextFormat
+from server.protocol.responses.tools import ToolChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +50,13 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallChoice:
-    """A request's `tool_choice` and `parallel_tool_calls`."""
-
-    mode: Literal["none", "auto", "required"] = "auto"
-    allowed: tuple[str, ...] | None = None
-    """Names of the only tools that may be called; None allows all. The prompt lists all tools in any case."""
-    parallel: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConversation:
     """The input of `ModelFormat.write`."""
 
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[PromptTool] = ()
-    tool_choice: CallChoice = CallChoice()
+    tool_choice: ToolChoice = ToolChoice()
     format: TextFormat = TextFormat("text")
     reasoning_effort: Effort | None = None
     reasoning_context: ReasoningContext | None = None

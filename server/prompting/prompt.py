@@ -6,11 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
+import msgspec
+
 from server.errors import InvalidRequest
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
 from server.model_formats.model_format import (
-    CallChoice,
     ModelFormat,
     Prompt,
     PromptConversation,
@@ -175,9 +176,7 @@ def make_conversation(
         items=items,
         instructions=request.instructions,
         tools=without_labels([tool for declared in tools for tool in _tools(declared)]) if tools else (),
-        tool_choice=CallChoice(
-            mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
-        ),
+        tool_choice=msgspec.structs.replace(choice, parallel=request.parallel_tool_calls is not False),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         reasoning_context=request.reasoning.context if request.reasoning else None,

@@ -144,9 +144,15 @@ class ChatTemplateFormat:
         if conversation.tools or choice.mode == "required" or conversation.format.type != "text":
             tools = tool_index if choice.mode == "none" else callable_
             constraints = OutputConstraints(
-                tools=tools, choice=choice, format=conversation.format, thinking=thinking
+                markup=self._markup,
+                calls=self._calls,
+                reasoning=self._reasoning_format,
+                tools=tools,
+                choice=choice,
+                format=conversation.format,
+                thinking=thinking,
             )
-            grammar = build_grammar(self._markup, self._calls, self._reasoning_format, constraints)
+            grammar = build_grammar(constraints)
         if choice.mode == "required" and self._calls and self._calls.begins_opened:
             rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])

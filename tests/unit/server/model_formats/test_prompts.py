@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     ModelFormat,
     Prompt,
     PromptConversation,
@@ -32,6 +31,7 @@ from server.protocol.responses.items import (
     ReasoningText,
     SummaryText,
 )
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -79,7 +79,7 @@ TURN: list[Item] = [
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
     """What the model reads of its own call is what its parser would read as that call."""
-    text = write(name, *TURN, tools=TOOLS, tool_choice=CallChoice(mode="auto"))
+    text = write(name, *TURN, tools=TOOLS, tool_choice=ToolChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
     written = TOOL_CALL_FORMATS[name]

@@ -9,7 +9,6 @@ import pytest
 from engine.request import Finished
 from server.model_formats.harmony.harmony_format import HarmonyFormat
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
@@ -33,6 +32,7 @@ from server.protocol.responses.items import (
     ReasoningText,
 )
 from server.protocol.responses.request import TextFormat
+from server.protocol.responses.tools import ToolChoice
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
@@ -123,7 +123,7 @@ def test_it_calls_a_function_and_answers_from_its_output(talk: Talk) -> None:
 
 def test_it_calls_what_it_must(talk: Talk) -> None:
     """Its script has an answer here; the grammar does not."""
-    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=CallChoice(mode="required"))
+    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=ToolChoice(mode="required"))
     for seed in range(8):
         deltas = talk.say(prompt, temperature=1.0, seed=seed)
         if talk.reason == "stop":
