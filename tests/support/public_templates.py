@@ -170,7 +170,8 @@ def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     compiler = GrammarCompiler(vocabulary)
     marks = [form.end_tags[0] for form in REASONING_FORMATS if form.name == model_format.reasoning_name]
     calls = TOOL_CALL_FORMATS[model_format.call_format or "hermes"]
-    texts = [*calls.around, *calls.call, *getattr(calls, "argument", ()), calls.separator, calls.suffix]
+    own = [getattr(calls, name, "") for name in ("quote", "string_end")]
+    texts = [*own, *calls.around, *calls.call, *getattr(calls, "argument", ()), calls.separator, calls.suffix]
     ends = [*marks, *texts, *(text.strip() for text in texts), *calls.closers, *ENDS]
     hints = [list(model_format.encode(text, special=False)) for text in ends if text]
     try:
