@@ -273,14 +273,13 @@ class TextEmitter:
         kind: Literal["answer", "reasoning"],
         clean: Callable[[str], str],
         *,
-        buffers_space: bool = True,
         strips: bool = False,
     ) -> None:
         """`clean` removes signs of special tokens; `strips` drops leading white space."""
         self._scanner = scanner
         self._reasons = kind == "reasoning"
         self._clean = clean
-        self.buffers_space = buffers_space
+        self.buffers_space = True
         self._strips = strips
         self._space: list[str] = []
         self._since = 0

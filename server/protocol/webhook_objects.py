@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from server.protocol.administration.objects import Identified
 from server.protocol.administration.requests import Name, TenantName
-from server.protocol.list_pages import Page
+from server.protocol.list_pages import page_type
 
 MAX_URL = 2048
 EventType = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
@@ -142,9 +142,5 @@ class Redelivered(Struct, frozen=True, kw_only=True):
     deliveries: int
 
 
-class EndpointPage(Page[Endpoint], frozen=True, kw_only=True):
-    """A page of webhook endpoints."""
-
-
-class DeliveryPage(Page[Delivery], frozen=True, kw_only=True):
-    """A page of deliveries."""
+EndpointPage = page_type("EndpointPage", Endpoint, "webhook endpoints")
+DeliveryPage = page_type("DeliveryPage", Delivery, "deliveries")

@@ -69,16 +69,16 @@ REACH = {
     "server/model_formats/tool_calls/json_arguments.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_WORD": OUTPUT,
-    "server/model_formats/harmony/decoded_messages.py:_GLUED": OUTPUT,
-    "server/model_formats/harmony/decoded_messages.py:_NAMESPACED": OUTPUT,
-    "server/model_formats/tool_calls/nested_elements.py:_DIGIT": OUTPUT,
+    "server/model_formats/harmony/output_parser.py:_GLUED": OUTPUT,
+    "server/model_formats/harmony/output_parser.py:_NAMESPACED": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_DIGIT": OUTPUT,
     "server/model_formats/tool_calls/nested_elements.py:_KEY": OUTPUT,
-    "server/model_formats/tool_calls/nested_elements.py:_TYPE": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_CONTROL": OUTPUT,
     "server/model_formats/tool_calls/xml_elements.py:_IN_WORD": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:IN_QUOTES": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:IN_TAG": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_IN_QUOTES": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_IN_TAG": OUTPUT,
     "server/model_formats/tool_index.py:_UNKNOWN_NAME": OUTPUT,
     "server/generation/written_item.py:_WORDS": OUTPUT,
     "server/model_formats/output_grammar/relaxed_schemas.py:_SPECIAL": MAX_TOOL_CHARACTERS,
@@ -90,12 +90,12 @@ REACH = {
     "server/model_formats/output_grammar/lark_builder.py:_atom": MAX_DEFINITION,  # one atom, on characters
     "server/model_formats/output_grammar/lark_builder.py:_for_python": MAX_DEFINITION,  # compiled only
     "server/model_formats/harmony/encoding.py:_CONTROL": TEXT,
-    "server/model_formats/harmony/decoded_messages.py:_TO": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_ASSISTANT": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_AUTHOR": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_CHANNEL": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_RECIPIENT": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_TYPE": HEADER,
+    "server/model_formats/harmony/output_parser.py:_TO": HEADER,
+    "server/model_formats/harmony/output_parser.py:_ASSISTANT": HEADER,
+    "server/model_formats/harmony/output_parser.py:_AUTHOR": HEADER,
+    "server/model_formats/harmony/output_parser.py:_CHANNEL": HEADER,
+    "server/model_formats/harmony/output_parser.py:_RECIPIENT": HEADER,
+    "server/model_formats/harmony/output_parser.py:_TYPE": HEADER,
     "server/model_formats/harmony/tools.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/tools.py:_LONG_SPACE": TEXT,
     "server/model_formats/special_tokens.py:_ANY": TEXT,
@@ -153,10 +153,10 @@ REACH = {
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {
     *(
-        f"server/model_formats/harmony/decoded_messages.py:_{name}"
+        f"server/model_formats/harmony/output_parser.py:_{name}"
         for name in ("ASSISTANT", "AUTHOR", "CHANNEL", "RECIPIENT")
     ),
-    "server/model_formats/harmony/decoded_messages.py:_TYPE",
+    "server/model_formats/harmony/output_parser.py:_TYPE",
     "server/model_formats/tool_calls/streamed_json.py:_CUSTOM_HEAD",
     "server/model_formats/tool_calls/streamed_json.py:_UNIT",
     *(f"server/hosted_tools/mcp_discovery.py:_{name}" for name in ("HEADER", "VALUE")),

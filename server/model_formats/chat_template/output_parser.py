@@ -5,14 +5,13 @@ A special token that is markup becomes one character of the text, its sign; see 
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning, read_thought
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, ThoughtReader
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -136,15 +135,6 @@ class ChatParser:
                 self._append(rest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Thoughts:
-    """Reasoning that may come again within the answer."""
-
-    reasoning_format: ReasoningFormat
-    reasoning: TextEmitter
-    calls: CallsInReasoning | None
-
-
 def _read(
     scanner: Scanner,
     markup: Markup,
@@ -156,25 +146,16 @@ def _read(
     must_call: bool,
 ) -> Iterator[None]:
     answer = TextEmitter(scanner, "answer", markup.clean)
-    more: _Thoughts | None = None
+    thoughts: ThoughtReader | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
         within = None
         if calls and tools and calls.in_reasoning:
             within = _calls_in_reasoning(scanner, calls, tools)
-        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
-        if reasoning_format.repeated:
-            more = _Thoughts(reasoning_format, reasoning, within)
-    dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
-    yield from read_answer(
-        scanner,
-        calls,
-        ToolCallEmitter(scanner, tools),
-        answer,
-        dropped,
-        must_call=must_call and calls is not None,
-        more=more,
-    )
+        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within)
+        yield from thoughts.read_first(answer, opened=opened)
+    emitter = ToolCallEmitter(scanner, tools)
+    yield from read_answer(scanner, calls, emitter, answer, thoughts, must_call=must_call and bool(calls))
 
 
 def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
@@ -194,21 +175,21 @@ def read_answer(
     calls: ToolCallFormat | None,
     emitter: ToolCallEmitter,
     answer: TextEmitter,
-    dropped: Sequence[str] = (),
+    thoughts: ThoughtReader | None = None,
     *,
     must_call: bool = False,
-    more: "_Thoughts | None" = None,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output. Texts in `dropped` are removed;
-    reasoning that comes again is read with `more`.
+    """Reads text and calls to the end of the output, and reasoning that comes again.
 
     With `must_call`, a truncated beginning of a call is not emitted as text.
     """
     answer.buffers_space = calls is not None
-    thoughts = more.reasoning_format.start_tags if more else ()
+    form = thoughts.reasoning_format if thoughts else None
+    dropped = form.answer_tags if form else ()
+    starts = form.start_tags if form and form.repeated else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     openers = calls.openers if calls else ()
-    stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
+    stops = StopTexts([*openers, *dropped, *starts, *("{}" if inline else "")])
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
     if calls and (calls.bare_starts or calls.begins_opened):
@@ -226,10 +207,8 @@ def read_answer(
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
         elif stop in dropped and answer.silent:
             answer.restart()
-        elif more and stop in thoughts:
-            answer.restart()
-            more.reasoning.restart()
-            yield from read_thought(scanner, more.reasoning_format, more.reasoning, more.calls)
+        elif thoughts and stop in starts:
+            yield from thoughts.read(answer)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)

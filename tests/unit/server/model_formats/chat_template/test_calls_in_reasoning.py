@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
@@ -18,6 +17,7 @@ from server.model_formats.model_format import (
     merge_deltas,
 )
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import CLOCK, THINKERS, TOOLS, WEATHER, format_of, ids_of, shown
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk
@@ -127,7 +127,7 @@ def test_a_forced_call_may_take_the_place_of_the_end_of_the_reasoning(name: str)
     prompts = [
         format_of(name).write(
             PromptConversation(
-                items=[USER], tools=tools, tool_choice=CallChoice(mode=mode), reasoning_effort="high"
+                items=[USER], tools=tools, tool_choice=ToolChoice(mode=mode), reasoning_effort="high"
             )
         )
         for mode in ("required", "auto")

@@ -376,7 +376,7 @@ def test_a_special_token_within_a_value_is_no_part_of_it(name: str) -> None:
     """Tokenizers differ in which marks of a format are special tokens of theirs."""
     marks = FAMILIES[name].plain.split()
     markup = Markup({mark: token for token, mark in enumerate(marks)})
-    family = TOOL_CALL_FORMATS[name](markup)
+    family = TOOL_CALL_FORMATS[name].with_signs(markup)
     scanner = Scanner()
     answer = TextEmitter(scanner, "answer", markup.clean)
     emitter = ToolCallEmitter(scanner, ToolIndex(TOOLS))
