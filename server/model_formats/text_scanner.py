@@ -135,9 +135,14 @@ class Scanner:
         return self._mark is not None
 
     @property
+    def read_since_mark(self) -> int:
+        """Characters read since the mark."""
+        return 0 if self._mark is None else self.offset - self._mark
+
+    @property
     def overlong(self) -> bool:
         """Whether more than `MAX_BUFFERED` characters were read since the mark."""
-        return self._mark is not None and self.offset - self._mark > MAX_BUFFERED
+        return self.read_since_mark > MAX_BUFFERED
 
     def unmark(self) -> str:
         """Removes the mark; returns the text read since."""

@@ -250,12 +250,19 @@ def _read_calls(
         scanner.unmark()
         scanner.skip_rest()
         return 0
+    called = emitter.count > before
+    if called and emitter.is_open and scanner.marked:
+        if not (scanner.read_since_mark and (yield from scanner.peek())):
+            scanner.unmark()
+    if called:
+        answer.restart()
+    if rest := emitter.take_rest():
+        answer.add_text(f"{rest}\n")
     if scanner.marked:
-        if emitter.count > before:
-            answer.restart()
         text = answer.add_marked(calls.markup.restore)
         return max(0, text.count("{") - text.count("}"))
-    answer.restart()
+    if not called:
+        answer.restart()
     yield from scanner.skip_space()
     while (yield from scanner.accept(*calls.closers)):
         yield from scanner.skip_space()

@@ -299,7 +299,7 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
         ("llama3_json", '{"city": "Paris"}', ['text {"city": "Paris"}']),
         ("llama3_json", ' {"type": "function", "name": "get_time"}', ["function get_time", "{}", "end"]),
         ("pythonic", "[1, 2]", ["text [1, 2]"]),
-        ("pythonic", "[get_time(1)]", ["function get_time", "{", "text )]"]),
+        ("pythonic", "[get_time(1)]", ["function get_time", "{", "text 1)]"]),
         (
             "pythonic",
             "[get_time(a=[True, None, -1.5e3], b={'x': (1, 'y')}, c=\"\\u00e9\\x41\\/\")]",
