@@ -81,10 +81,14 @@ class Scanner:
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
-        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
-        self._text = self._text[dropped:] + text
-        self._before += dropped
-        self._at -= dropped
+        if self._mark is None and self._at == len(self._text):
+            self._before += self._at
+            self._text, self._at = text, 0
+        else:
+            dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+            self._text = self._text[dropped:] + text
+            self._before += dropped
+            self._at -= dropped
         return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
@@ -150,6 +154,10 @@ class Scanner:
         text = self._text[self._mark - self._before : self._at]
         self._mark = None
         return text
+
+    def drop_mark(self) -> None:
+        """Removes the mark, if there is one: the text read since is not emitted."""
+        self._mark = None
 
     def unread(self, count: int) -> None:
         self._at -= count
@@ -240,9 +248,10 @@ class Scanner:
     def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
         """Passes matching text to `sink`; True before other text. The pattern must need no lookahead."""
         while True:
-            end = _end_of(pattern, self._text, self._at)
-            if end > self._at:
-                sink(self._read_to(end))
+            match = pattern.match(self._text, self._at)
+            if match and match.end() > self._at:
+                self._at = match.end()
+                sink(match[0])
             if self._at < len(self._text):
                 return True
             if self.ended:

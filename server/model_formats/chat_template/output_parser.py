@@ -62,11 +62,14 @@ class ChatParser:
             self.reasoning_tokens += scanner.in_reasoning and token not in self._stop_ids
             if token in self._silent:
                 continue
+            if token in self._signs:
+                self._append_sign(self._signs[token])
+                continue
             self._places.append(self._count - 1)
-            text = self._decode(token)
-            if text:
-                self._append(text, is_sign=token in self._signs)
-        self._read_rest()
+            if text := self._decode(token):
+                self._append(text)
+        if self._has_unread:
+            self._read_rest()
         return self._take_deltas()
 
     def close(self) -> list[Delta]:
@@ -77,32 +80,35 @@ class ChatParser:
         return self._take_deltas()
 
     def _take_deltas(self) -> list[Delta]:
-        self.reasoning_tokens -= self._scanner.tokens_of_calls
-        self._scanner.tokens_of_calls = 0
-        return merge_deltas(self._scanner.take_deltas())
+        if self._scanner.tokens_of_calls:
+            self.reasoning_tokens -= self._scanner.tokens_of_calls
+            self._scanner.tokens_of_calls = 0
+        deltas = self._scanner.take_deltas()
+        return deltas if len(deltas) < 2 else merge_deltas(deltas)
 
-    def _append(self, text: str, *, is_sign: bool = False) -> None:
-        """Reads the text, or leaves it to be read with the next. A sign, which is no text, is read alone."""
-        if is_sign:
+    def _append(self, text: str) -> None:
+        """Reads the text, or leaves it to be read with the next."""
+        if self._scanner.feed(text, self._places):
             self._read_rest()
-        self._has_unread = True
-        if self._scanner.feed(text, self._places) or is_sign:
+        else:
+            self._has_unread = True
+        self._places.clear()
+
+    def _append_sign(self, sign: str) -> None:
+        """Reads a sign alone: it is no text, and ends an incomplete character."""
+        self._flush()
+        if self._has_unread:
             self._read_rest()
+        self._scanner.feed(sign, (*self._places, self._count - 1))
+        self._read_rest()
         self._places.clear()
 
     def _read_rest(self) -> None:
-        if self._has_unread:
-            self._has_unread = False
-            next(self._reader, None)
+        self._has_unread = False
+        next(self._reader, None)
 
     def _decode(self, token: int) -> str | None:
         """The text that this token completes; None for an incomplete character."""
-        sign = self._signs.get(token)
-        if sign is not None:
-            index = self._places.pop()
-            self._flush()
-            self._places.append(index)
-            return sign
         text: str | None = self._stream.step(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
@@ -251,9 +257,8 @@ def _read_calls(
         scanner.skip_rest()
         return 0
     called = emitter.count > before
-    if called and emitter.is_open and scanner.marked:
-        if not (scanner.read_since_mark and (yield from scanner.peek())):
-            scanner.unmark()
+    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
+        scanner.drop_mark()
     if called:
         answer.restart()
     if rest := emitter.take_rest():

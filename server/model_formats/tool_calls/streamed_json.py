@@ -180,11 +180,14 @@ class ArgumentsCopy:
         return more
 
     def _write_string(self, piece: str) -> None:
-        if piece[0] == "\\" and piece[1] not in _ESCAPES:
-            piece = f"\\{piece}"
-        elif not piece.isprintable():
+        if piece[0] == "\\":
+            piece = piece if piece[1] in _ESCAPES else f"\\{piece}"
+        if not piece.isprintable():
             piece = _CONTROL.sub(lambda control: escaped(control[0]), piece)
-        self._write(piece)
+        if self._begun and not self._held:
+            self._sink(piece)
+        else:
+            self._write(piece)
 
     def _write(self, text: str, *, begins: bool = False) -> None:
         self._held.append(text)
@@ -282,7 +285,9 @@ class StringDecoder:
 
 
 class CustomInput:
-    """Extracts the input of a custom tool from `{"input": "..."}`; other JSON is passed on unchanged, other members are kept."""
+    """Extracts the input of a custom tool from `{"input": "..."}`, and keeps the members behind it. Other
+    JSON is passed on unchanged.
+    """
 
     def __init__(self, sink: TextSink) -> None:
         self._sink = sink

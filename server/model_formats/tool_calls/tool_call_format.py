@@ -19,8 +19,8 @@ MAX_NAME = 256
 
 
 class ToolCallEmitter:
-    """Appends call deltas to the scanner's deltas. What is read under a mark within a call becomes text, unless
-    arguments are added after it, or the output ends there.
+    """Appends call deltas to the scanner's deltas. What is read under a mark within a call becomes text,
+    unless arguments are added after it, or the output ends there.
     """
 
     def __init__(self, scanner: Scanner, tools: ToolIndex) -> None:
@@ -35,8 +35,7 @@ class ToolCallEmitter:
 
     def start(self, tool: PromptTool, call_id: str | None = None) -> None:
         """Starts a call of the tool, dropping the text since the mark. A duplicate id is dropped."""
-        if self.scanner.marked:
-            self.scanner.unmark()
+        self.scanner.drop_mark()
         self.count += 1
         self.is_open = True
         if call_id in self._ids:
@@ -49,12 +48,11 @@ class ToolCallEmitter:
 
     def add_arguments(self, arguments: str) -> None:
         """Appends JSON text of the arguments; for a custom tool its `input` is extracted."""
-        if self.scanner.marked:
-            self.scanner.unmark()
+        self.scanner.drop_mark()
         if self._custom is not None:
             self._custom.feed(arguments)
-        else:
-            self._give(arguments)
+        elif arguments:
+            self.scanner.deltas.append(CallDelta(arguments))
 
     def end(self) -> None:
         if self._custom is not None:

@@ -70,7 +70,7 @@ def check(name: str, text: str, prompt: Prompt, cuts: random.Random) -> None:
         if isinstance(delta, CallStart | CallDelta | TextDelta | ReasoningDelta)
     )
     assert Counter(_WORD.findall(said)) == Counter(_WORD.findall(text)), (text, whole)
-    if cuts.random() < 0.5:
+    if cuts.random() < 0.25:
         check_streamed(name, ids, prompt, cuts, whole, parser.reasoning_tokens)
 
 
