@@ -62,8 +62,10 @@ class Scanner:
         self._held: list[str] | None = None
         """While deltas are withheld: the text since `_held_from`, an offset in the whole text."""
         self._held_from = 0
+        self._held_again = False
+        """Whether withheld text was put back, which is done once: the time stays linear."""
         self.tokens_of_calls = 0
-        """Tokens that were counted as reasoning and turned out to be calls."""
+        """Tokens that were counted as reasoning and turned out to be calls or answer."""
         self._given: list[Delta] = []
         """While deltas are withheld: those before."""
         self._starts: deque[tuple[int, int]] = deque()
@@ -120,6 +122,37 @@ class Scanner:
         self._held = None
         self.deltas = self._given
         return text
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces the withheld text has."""
+        return len(self._held or ())
+
+    def find_held(
+        self, tags: StopTexts, openers: StopTexts, piece: int, *, cut: bool
+    ) -> re.Match[str] | None:
+        """The first of the `tags` that was read since this piece of the withheld text and, unless that is
+        `cut` off, has an opener behind it.
+        """
+        if self._held is None or self._held_again:
+            return None
+        text = "".join(self._held[max(0, piece - 1) :])
+        read = len(text) - len(self._text) + self._at
+        tag = tags.search(text, 0, read)
+        return tag if tag and (cut or openers.search(text, tag.end(), read)) else None
+
+    def put_back(self, tag: re.Match[str]) -> str:
+        """Drops the withheld deltas, and has the text behind the tag of `find_held` read again; returns the
+        text before the tag.
+        """
+        text = "".join(self._held or ())
+        behind = tag.string[tag.end() :]
+        self._held, self._held_again, self.deltas = None, True, self._given
+        self._before += len(self._text) - len(behind)
+        self._text, self._at = behind, 0
+        self._mark = None
+        self.tokens_of_calls += sum(start >= self._before for start, _ in self._starts)
+        return text[: len(text) - len(behind) - len(tag[0])]
 
     def take_token_indices(self, start: int, end: int) -> tuple[int, ...]:
         """The indices of the tokens that begin in [start, end). Calls must come in ascending order."""

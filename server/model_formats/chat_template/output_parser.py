@@ -192,7 +192,9 @@ def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolInde
         yield from _read_calls(calls, emitter, text, opener, must_call=False)
         return emitter.count > before
 
-    return CallsInReasoning(calls.openers, read, calls.markup.restore)
+    return CallsInReasoning(
+        calls.openers, read, lambda: emitter.is_open, tools.accepts_unknown, calls.markup.restore
+    )
 
 
 def read_answer(

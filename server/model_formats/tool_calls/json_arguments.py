@@ -276,7 +276,7 @@ class HeaderCalls(JsonCalls):
             if not (yield from scanner.accept(self.after_kind)):
                 return
             yield from scanner.skip_space()
-            is_kind = self.kind_is_id or not emitter.tools.find(name)
+            is_kind = self.kind_is_id or (name == "function" and not emitter.tools.find(name))
             if is_kind and (yield from scanner.peek()) not in ("{", "`"):
                 call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
