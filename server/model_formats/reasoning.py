@@ -144,6 +144,10 @@ class CallsInReasoning:
     openers: tuple[str, ...]
     read: Callable[[TextEmitter, str], Reader[bool]]
     """Reads calls behind this opener, with text around them as reasoning; whether there is one."""
+    is_cut: Callable[[], bool]
+    """Whether the last call that was read has no end."""
+    free: bool
+    """Whether no grammar says where calls are."""
     restore: Callable[[str], str]
     """The text with special tokens spelled out."""
 
@@ -191,12 +195,19 @@ class ThoughtReader:
         """Reads calls within the reasoning; returns the tag that ended it, or the opener if there is no call.
 
         Their deltas are withheld until it is known whether an answer follows: then they were only mentioned.
+        So was a call that was begun and whose value has the tag: cut off, or before another call.
         """
         scanner, within = self._scanner, self._reasoning.another()
+        tags, openers = StopTexts(self.reasoning_format.end_tags), StopTexts(self._openers)
         scanner.hold(len(opener))
         stop, call_end = opener, None
         while stop in calls.openers:
+            piece = scanner.pieces
             called = yield from calls.read(within, stop)
+            if called and calls.free and (tag := scanner.find_held(tags, openers, piece, cut=calls.is_cut())):
+                self._reasoning.add_text(calls.restore(scanner.put_back(tag)))
+                yield from scanner.skip_space()
+                return tag[0]
             if called:
                 call_end = scanner.offset
             elif call_end is None:

@@ -22,7 +22,7 @@ from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
-from server.model_formats.tool_index import ToolIndex, function_schema
+from server.model_formats.tool_index import ToolIndex, function_schema, with_descriptions
 from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
 from server.protocol.responses.request import Effort
 
@@ -302,6 +302,10 @@ class ChatTemplateFormat:
         try:
             return self._template.render(messages, **inputs, **variables, **kwargs)
         except PromptError as error:
+            if tools := inputs.get("tools"):
+                inputs["tools"] = [with_descriptions(tool) for tool in tools]
+                with suppress(PromptError):
+                    return self._template.render(messages, **inputs, **variables, **kwargs)
             if variables:
                 with suppress(PromptError):
                     return self._template.render(messages, **inputs, **kwargs)

@@ -61,11 +61,14 @@ class ChatParser:
             self.reasoning_tokens += scanner.in_reasoning and token not in self._stop_ids
             if token in self._silent:
                 continue
+            if token in self._signs:
+                self._append_sign(self._signs[token])
+                continue
             self._places.append(self._count - 1)
-            text = self._decode(token)
-            if text:
-                self._append(text, is_sign=token in self._signs)
-        self._read_rest()
+            if text := self._decode(token):
+                self._append(text)
+        if self._has_unread:
+            self._read_rest()
         return self._take_deltas()
 
     def close(self) -> list[Delta]:
@@ -76,32 +79,35 @@ class ChatParser:
         return self._take_deltas()
 
     def _take_deltas(self) -> list[Delta]:
-        self.reasoning_tokens -= self._scanner.tokens_of_calls
-        self._scanner.tokens_of_calls = 0
-        return merge_deltas(self._scanner.take_deltas())
+        if self._scanner.tokens_of_calls:
+            self.reasoning_tokens -= self._scanner.tokens_of_calls
+            self._scanner.tokens_of_calls = 0
+        deltas = self._scanner.take_deltas()
+        return deltas if len(deltas) < 2 else merge_deltas(deltas)
 
-    def _append(self, text: str, *, is_sign: bool = False) -> None:
-        """Reads the text, or leaves it to be read with the next. A sign, which is no text, is read alone."""
-        if is_sign:
+    def _append(self, text: str) -> None:
+        """Reads the text, or leaves it to be read with the next."""
+        if self._scanner.feed(text, self._places):
             self._read_rest()
-        self._has_unread = True
-        if self._scanner.feed(text, self._places) or is_sign:
+        else:
+            self._has_unread = True
+        self._places.clear()
+
+    def _append_sign(self, sign: str) -> None:
+        """Reads a sign alone: it is no text, and ends an incomplete character."""
+        self._flush()
+        if self._has_unread:
             self._read_rest()
+        self._scanner.feed(sign, (*self._places, self._count - 1))
+        self._read_rest()
         self._places.clear()
 
     def _read_rest(self) -> None:
-        if self._has_unread:
-            self._has_unread = False
-            next(self._reader, None)
+        self._has_unread = False
+        next(self._reader, None)
 
     def _decode(self, token: int) -> str | None:
         """The text that this token completes; None for an incomplete character."""
-        sign = self._signs.get(token)
-        if sign is not None:
-            index = self._places.pop()
-            self._flush()
-            self._places.append(index)
-            return sign
         text: str | None = self._stream.step(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
@@ -167,7 +173,9 @@ def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolInde
         yield from _read_calls(calls, emitter, text, opener, must_call=False)
         return emitter.count > before
 
-    return CallsInReasoning(calls.openers, read, calls.markup.restore)
+    return CallsInReasoning(
+        calls.openers, read, lambda: emitter.is_open, tools.accepts_unknown, calls.markup.restore
+    )
 
 
 def read_answer(
@@ -229,12 +237,18 @@ def _read_calls(
         scanner.unmark()
         scanner.skip_rest()
         return 0
+    called = emitter.count > before
+    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
+        scanner.drop_mark()
+    if called:
+        answer.restart()
+    if rest := emitter.take_rest():
+        answer.add_text(f"{rest}\n")
     if scanner.marked:
-        if emitter.count > before:
-            answer.restart()
         text = answer.add_marked(calls.markup.restore)
         return max(0, text.count("{") - text.count("}"))
-    answer.restart()
+    if not called:
+        answer.restart()
     yield from scanner.skip_space()
     while (yield from scanner.accept(*calls.closers)):
         yield from scanner.skip_space()

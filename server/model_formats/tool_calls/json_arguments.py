@@ -12,7 +12,7 @@ from typing import ClassVar
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
-from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_json, copy_string
+from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_string
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _NAMES = {"name", "tool_name", "function_name"}
@@ -21,8 +21,11 @@ _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 """Other keys that an object of a call may have. Cohere's `tool_call_id` only counts from 0 in each turn."""
 _OBJECT_STARTS = ("{", "\\", " ", "")
 """Characters that a string with an object begins with; white space may be escaped."""
+_WORD_KEYS = {"id", "tool_call_id", "type"}
+"""Keys whose strings are words."""
 _MAX_MEMBERS = 16
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
+_WORD = re.compile(r"[\w.:/\-]")
 _NUMBER = re.compile(r"[0-9]")
 _LETTER = re.compile(r"[A-Za-z0-9]")
 
@@ -103,7 +106,11 @@ class _Object:
         """
         if (yield from self._read()):
             return True
-        if self._tool and not (self._started or self._is_guess or (yield from self._scanner.peek())):
+        if (yield from self._scanner.peek()):
+            return False
+        if self._started and self._scanner.marked:
+            self._scanner.unmark()  # half of what follows the arguments
+        elif self._tool and not (self._started or self._is_guess):
             self._start()
         return False
 
@@ -121,9 +128,9 @@ class _Object:
                 return self._finish()
             if (yield from scanner.accept(",")):
                 yield from scanner.skip_space()
-            key = yield from read_string(scanner)
+            key = yield from _read_word(scanner)
             yield from scanner.skip_space()
-            if key is None or not (yield from scanner.accept(":")):
+            if not key or not (yield from scanner.accept(":")):
                 return False
             yield from scanner.skip_space()
             if key == "function" and (yield from scanner.accept("{")):
@@ -139,16 +146,20 @@ class _Object:
             return self._tool is None and self._name(key) and (yield from self._arguments())
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
-        if key in _ARGUMENTS and not self._started:
+        if key in _ARGUMENTS:
+            if self._started or self._early is not None:
+                return False
             if self._is_guess and (key != self._exact or (yield from scanner.peek()) != "{"):
                 return False
             return (yield from self._arguments())
-        if key == "id" and not self._started:
-            self._id = yield from read_string(scanner)
-            return self._id is not None
+        if key in _WORD_KEYS and (yield from scanner.peek()) == '"':
+            word = yield from _read_word(scanner)
+            if key == "id" and not self._started:
+                self._id = word
+            return word is not None
         if self._exact and not self._started and key not in _OTHERS:
             return False
-        return (yield from copy_json(scanner, lambda _: None))
+        return (yield from ArgumentsCopy(scanner, lambda: None, lambda _: None).read())
 
     def _name(self, name: str) -> bool:
         """Sets the called tool; False for a name that cannot be a tool's."""
@@ -170,7 +181,7 @@ class _Object:
         add = self._emitter.add_arguments
         whole = yield from read_arguments(self._scanner, self._start, add, takes_text=takes_text)
         if whole:
-            self._emitter.end()
+            self._end()
         return whole
 
     def _start(self) -> None:
@@ -181,7 +192,12 @@ class _Object:
     def _emit_early(self) -> None:
         self._start()
         self._emitter.add_arguments("".join(self._early or ()))
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the call; what follows in its object is text if that is broken."""
         self._emitter.end()
+        self._scanner.mark()
 
     def _finish(self) -> bool:
         if self._tool is None or (self._is_guess and not self._started):
@@ -218,6 +234,14 @@ def read_string(scanner: Scanner) -> Reader[str | None]:
     whole = yield from copy_string(scanner, pieces.append)
     text = "".join(pieces)
     return text if whole and len(text) <= MAX_NAME else None
+
+
+def _read_word(scanner: Scanner) -> Reader[str | None]:
+    """A JSON string without white space or escapes, of at most `MAX_NAME` characters, else None."""
+    if not (yield from scanner.accept('"')):
+        return None
+    word = yield from scanner.take_while(_WORD, MAX_NAME)
+    return word if (yield from scanner.accept('"')) and len(word) <= MAX_NAME else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -258,7 +282,7 @@ class HeaderCalls(JsonCalls):
             if not (yield from scanner.accept(self.after_kind)):
                 return
             yield from scanner.skip_space()
-            is_kind = self.kind_is_id or not emitter.tools.find(name)
+            is_kind = self.kind_is_id or (name == "function" and not emitter.tools.find(name))
             if is_kind and (yield from scanner.peek()) not in ("{", "`"):
                 call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name

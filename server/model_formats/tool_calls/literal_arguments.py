@@ -34,6 +34,8 @@ _NAME = re.compile(r"[\w.\-]")
 _WORD = re.compile(r"[\w.+\-]")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CUT_NUMBER = re.compile(r"[\-+.0-9eE]*")
+_CUT_COLLECTION = re.compile(r"[\[{](?:\s*\Z|\s*[\]}\[{\"'\-0-9tfn])")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _MAX_DEPTH = 32
 _KEY = re.compile(r"[^:{}\[\],\ud800-\udfff]")
@@ -139,11 +141,18 @@ def _arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
         key = yield from scanner.take_while(_NAME, MAX_NAME)
         yield from scanner.skip_space()
         if not key or not (yield from scanner.accept("=")):
-            return False
+            return (yield from _cut_key(scanner, sink, comma, key))
         sink(f'{comma}"{escaped(key)}": ')
         return (yield from _literal(scanner, sink, 0))
 
     return (yield from read_members(scanner, sink, "{)", argument))
+
+
+def _cut_key(scanner: Scanner, sink: TextSink, comma: str, key: str) -> Reader[bool]:
+    """Writes an argument's name if the output ends with it; False in any case."""
+    if key and not (yield from scanner.peek()):
+        sink(f'{comma}"{escaped(key)}')
+    return False
 
 
 def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
@@ -158,6 +167,7 @@ def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
     if first in _CLOSING:
         scanner.skip()
         return (yield from _collection(scanner, sink, first, depth + 1))
+    scanner.mark()
     word = yield from scanner.take_while(_WORD, 512)
     if word in _WORDS:
         sink(_WORDS[word])
@@ -178,6 +188,13 @@ def json_of_literal(text: str) -> str | None:
     except StopIteration as whole:
         return "".join(pieces) if whole.value and scanner.offset == len(text.strip()) else None
     raise AssertionError("A reader of a whole text waits for more.")
+
+
+def may_be_other(text: str) -> bool:
+    """Whether the beginning of an unquoted value may be one of a value that is no string."""
+    start = text.strip().lower()
+    is_word = any(word.lower().startswith(start) for word in _WORDS)
+    return is_word or bool(_CUT_NUMBER.fullmatch(start) or _CUT_COLLECTION.match(start))
 
 
 def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
@@ -265,7 +282,7 @@ class QuotedObjects(ToolCallFormat):
             if quoted:
                 yield from scanner.accept(self.quote)
             if not (yield from scanner.accept(":")):
-                return False
+                return (yield from _cut_key(scanner, sink, comma, key))
             sink(f'{comma}"{escaped(key)}": ')
             return (yield from self._value(scanner, sink, depth + 1))
 
@@ -289,11 +306,14 @@ class QuotedObjects(ToolCallFormat):
         if first in "{[":
             scanner.skip()
             return (yield from self._collection(scanner, sink, first, depth))
+        scanner.mark()
         word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
         if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
             sink(word)
         elif not (yield from scanner.peek()):
-            return False  # truncated, perhaps within a number or `true`
+            if not may_be_other(word):
+                sink(f'"{escaped(word)}')
+            return False
         elif word:
             sink(json.dumps(word, ensure_ascii=False))
         return bool(word)

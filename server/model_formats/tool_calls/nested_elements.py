@@ -104,6 +104,7 @@ class NestedElements(ElementCalls):
                     sink("{}" if before == "{" else "}")
                     return True
                 scanner.drop_half_of(end)
+                scanner.mark()
                 if (yield from scanner.accept(f"{self.mark}</")):
                     scanner.unread(len(self.mark) + 2)
                     return False
@@ -111,6 +112,8 @@ class NestedElements(ElementCalls):
                     return False
             name = begun or (yield from scanner.take_while(_KEY, MAX_NAME))
             if not name or not (begun or (yield from scanner.accept(">"))):
+                if name and not (yield from scanner.peek()):
+                    sink(f"{before}{json.dumps(name, ensure_ascii=False)[:-1]}")
                 return False
             begun = None
             sink(f"{before}{json.dumps(name, ensure_ascii=False)}: ")
@@ -130,6 +133,7 @@ class NestedElements(ElementCalls):
             sink(empty.get(types, '""'))
             return True
         if not types or types & {"object", "array"}:
+            scanner.mark()
             opened = yield from scanner.accept(f"{self.argument[0]}item>", self.argument[0])
             listed = not types or "array" in types
             if opened and (not listed or opened == self.argument[0] or shape.has_item()):
@@ -137,6 +141,7 @@ class NestedElements(ElementCalls):
                 return (yield from self._members(scanner, sink, shape, end, depth, begun))
             if opened:
                 return (yield from self._items(scanner, sink, shape.items, end, depth))
+            scanner.unmark()
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from copy_json(scanner, value.add)

@@ -22,38 +22,57 @@ _UNSIGNED = frozenset({"name", "template_marks", "model_types", "bare_starts", "
 
 
 class ToolCallEmitter:
-    """Appends call deltas to the scanner's deltas."""
+    """Appends call deltas to the scanner's deltas. What is read under a mark within a call becomes text,
+    unless arguments are added after it, or the output ends there.
+    """
 
     def __init__(self, scanner: Scanner, tools: ToolIndex) -> None:
         self.scanner = scanner
         self.tools = tools
         self.count = 0
+        self.is_open = False
+        """Whether the last call has not ended."""
         self._custom: CustomInput | None = None
+        self._rest = ""
         self._ids: set[str] = set()
 
     def start(self, tool: PromptTool, call_id: str | None = None) -> None:
         """Starts a call of the tool, dropping the text since the mark. A duplicate id is dropped."""
-        if self.scanner.marked:
-            self.scanner.unmark()
+        self.scanner.drop_mark()
         self.count += 1
+        self.is_open = True
         if call_id in self._ids:
             call_id = None
         if call_id:
             self._ids.add(call_id)
+        self._take_others()
         self._custom = CustomInput(self._give) if tool.kind == "custom" else None
         self.scanner.deltas.append(CallStart(tool.name, call_id, tool.kind, tool.namespace))
 
     def add_arguments(self, arguments: str) -> None:
         """Appends JSON text of the arguments; for a custom tool its `input` is extracted."""
+        self.scanner.drop_mark()
         if self._custom is not None:
             self._custom.feed(arguments)
-        else:
-            self._give(arguments)
+        elif arguments:
+            self.scanner.deltas.append(CallDelta(arguments))
 
     def end(self) -> None:
         if self._custom is not None:
             self._custom.close()
+        self.is_open = False
         self.scanner.deltas.append(CallEnd())
+
+    def take_rest(self) -> str:
+        """Other arguments of the custom tools that were called, which have no place in a call."""
+        self._take_others()
+        rest, self._rest = self._rest, ""
+        return rest
+
+    def _take_others(self) -> None:
+        if self._custom is not None and (others := self._custom.others()):
+            self._rest += f"\n{others}" if self._rest else others
+        self._custom = None
 
     def _give(self, text: str) -> None:
         if text:

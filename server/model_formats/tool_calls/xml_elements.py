@@ -30,7 +30,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     strings_of,
 )
 from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
-from server.model_formats.tool_calls.literal_arguments import json_of_literal
+from server.model_formats.tool_calls.literal_arguments import json_of_literal, may_be_other
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
@@ -132,11 +132,15 @@ class ElementCalls(ToolCallFormat):
         before = "{"
         while True:
             yield from scanner.skip_space()
+            scanner.mark()
             if not (yield from scanner.accept(self.argument[0])):
                 break
             argument = (yield from scanner.take_while(self._in_name, MAX_NAME)).strip()
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
+                scanner.drop_half_of(*self.inner_markup)
+                if argument and not (yield from scanner.peek()):
+                    sink(f"{before}{json.dumps(argument, ensure_ascii=False)[:-1]}")
                 return False
             argument = html.unescape(argument) if self.after_type else argument
             sink(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
@@ -160,6 +164,7 @@ class ElementCalls(ToolCallFormat):
         end = yield from scanner.copy_until(stops, value.add, drops_half=True)
         value.close(whole=bool(end))
         if end and stops is self._string_stops:
+            scanner.mark()
             yield from scanner.skip_space()
             return bool((yield from scanner.accept(self.argument[2])))
         return bool(end)
@@ -324,9 +329,7 @@ class Value:
         """The JSON of a truncated value; empty if its type is ambiguous."""
         if self._types and "string" not in self._types:
             return text
-        start = text.strip().lower()
-        other = start[:1] in tuple("-0123456789{[") or any(word.startswith(start) for word in _WORDS)
-        return "" if other else f'"{escaped(text)}'
+        return "" if may_be_other(text) else f'"{escaped(text)}'
 
     def _emit(self, text: str) -> None:
         if self._at_head and text:

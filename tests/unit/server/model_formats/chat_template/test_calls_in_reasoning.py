@@ -92,6 +92,19 @@ def test_a_mentioned_opener_is_reasoning(name: str) -> None:
 
 
 @with_openers
+def test_a_call_that_is_only_begun_does_not_swallow_the_answer(name: str) -> None:
+    """The tag in a value ends the reasoning where the call is cut off, or another call follows."""
+    family = FAMILIES[name]
+    begun = f"Like {family.call.partition('Paris')[0]}and so on."
+    for rest, words in (("Yes.", ["text Yes."]), (f"Yes.{family.call}", ["text Yes.", *CALL])):
+        thought, *others = told(name, f"{begun}{family.close}{rest}")
+        assert (thought, others) == (f"thought {begun}", words)
+    if "</think>" in family.plain:
+        asked = family.call.replace("Paris", "</think>")
+        assert told(name, asked) == CALL
+
+
+@with_openers
 def test_a_call_of_a_tool_that_is_not_offered_is_reasoning(name: str) -> None:
     family = FAMILIES[name]
     other = replace(OPENED, tools=(CLOCK,))
