@@ -12,6 +12,7 @@ BENCHES = (
     "stored",
     "durability",
     "chat",
+    "background_windows",
     "many_responses",
     "partition_drop",
     "admin_sql",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from engine.request import Tokens
 from server.cli import entry_point
-from server.recording.inbox_messages import RecorderMessage
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import RecorderMessage
 
 
 def main(file: str, arguments: Sequence[str]) -> int:

@@ -24,7 +24,6 @@ from server.configuration.shipped_files import demo_model_folder
 from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
-from server.generation.run_facts import FIRST_EVENTS
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
@@ -39,10 +38,10 @@ from server.model_formats.model_format import (
 )
 from server.model_formats.select_format import load_model_format
 from server.process.scripted_model import scripted_engine
+from server.prompting.engine_request import request_echo
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.request_parameters import request_echo
 from server.protocol.decode import decode
-from server.protocol.responses.events import frame
+from server.protocol.responses.events import FIRST_EVENTS, frame
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
 from server.request_input.resolve_input import read_request_input

@@ -140,6 +140,10 @@ class PromptImage:
         return self.start + self.length
 
 
+IDLE_PRIORITY = 2**31 - 16
+"""The lowest of the priorities that wait until nothing else is to be computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     request_id: str
@@ -156,7 +160,8 @@ class EngineRequest:
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt and adapter."""
     priority: int = 0
-    """Lower values run first, and preempt requests of higher values if KV memory is short."""
+    """Lower values run first, and preempt requests of higher values if KV memory is short. Requests from
+    `IDLE_PRIORITY` on are computed in steps that have no other request."""
     fairness_key: str = ""
     """Among requests of one priority, the waiting key with the fewest served tokens is next."""
     min_tokens: int = 0

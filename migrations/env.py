@@ -1,24 +1,16 @@
 """How Alembic runs: on a connection handed over by the server, on `-x url=`, or offline as SQL."""
 
 from alembic import context
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, connect, migration_lock
 from server.store.schema.upgrade import record_step
 
-PARTITIONS = text("select relname from pg_class where relispartition and relkind in ('r', 'p')")
-
 
 def run_on(connection: Connection) -> None:
-    partitions = set(connection.execute(PARTITIONS).scalars())
-    connection.rollback()
     context.configure(
         connection=connection,
-        target_metadata=ALL_TABLES,
         transaction_per_migration=True,
-        compare_server_default=False,
-        include_name=lambda name, kind, _parents: kind != "table" or name not in partitions,
         on_version_apply=record_step,
         lock_seconds=context.config.attributes.get("lock_seconds"),
     )
@@ -29,7 +21,6 @@ def run_on(connection: Connection) -> None:
 def run_offline() -> None:
     context.configure(
         dialect_name="postgresql",
-        target_metadata=ALL_TABLES,
         literal_binds=True,
         transaction_per_migration=True,
         on_version_apply=record_step,

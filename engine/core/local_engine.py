@@ -69,9 +69,6 @@ class LocalEngine(EngineFront):
         self._supervisor.wait_until_ended()
         self._executor.close()
 
-    def _wake(self) -> None:
-        """The thread waits for messages in its inbox."""
-
 
 def load(
     config: EngineConfig,

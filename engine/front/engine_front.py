@@ -145,6 +145,5 @@ class EngineFront(ABC):
         self._registry.inbox.put(message)
         self._wake()
 
-    @abstractmethod
-    def _wake(self) -> None:
-        """Has the thread read its inbox, if it does not wait for messages there anyway."""
+    def _wake(self) -> None:  # noqa: B027  # most threads wait for messages in their inbox
+        """Has the thread read its inbox, where it does not wait for messages there anyway."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.grammar.ebnf_to_lark import ebnf_to_lark, is_ebnf
 from engine.grammar.matcher import BadGrammar
-from engine.grammar.schema_references import has_circle
+from engine.grammar.recursive_schemas import has_circle
 from engine.request import StructuredOutput
 
 HEADER = '%llguidance {"no_forcing": true}\n'

@@ -14,7 +14,9 @@ Requests are ordered by (priority, first admission); those never admitted follow
   nothing, until there is room again, when it is admitted first.
 - A request is preempted only for one before it or, while its key runs other requests, for one of a key that
   runs nothing. It is admitted again before any request that was first admitted later.
-- So a request ends after finitely many steps, unless requests of better priority or of new keys keep coming.
+- So a request ends after finitely many steps, unless requests of better priority or new keys keep coming.
+- Requests from `IDLE_PRIORITY` on are in a plan only if nothing else can be. Meanwhile they keep their blocks
+  as long as no other request needs them.
 
 A request whose next block another one is about to compute waits for it: many requests with one prompt cost
 one prefill. It waits only for running requests of its own or a better priority, which always advance.
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from engine.config import SchedulerLimits
-from engine.request import PromptImage
+from engine.request import IDLE_PRIORITY, PromptImage
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue, admission_order_of
@@ -64,6 +66,8 @@ class ComputedBlocks:
 SchedulerOutput = tuple[ScheduledChunk, ...]
 """The chunks of one step, at most one per sequence: those of one token first, then longer ones."""
 
+IDLE_SHARE = 4
+"""Of the token budget, what a step of requests from `IDLE_PRIORITY` on has: the others wait for its end."""
 CALM_STEPS = 100
 """After this many steps without `OutOfMemory`, a reduced token budget or request limit is doubled."""
 
@@ -172,31 +176,38 @@ class Scheduler:
         """
         self._admit_urgent()
         self._admit_unserved()
+        plan = self._plan(IDLE_PRIORITY, self._budget)
+        if not plan and not self.idle:
+            plan = self._plan(2**31, max(self._budget // IDLE_SHARE, self.limits.max_running))
+        for chunk in plan:
+            sequence = chunk.sequence
+            sequence.num_written_tokens = max(sequence.num_written_tokens, chunk.start + chunk.count)
+        return plan
+
+    def _plan(self, priority: int, budget: int) -> SchedulerOutput:
+        """The chunks of requests with a better priority than this, of at most `budget` tokens."""
         size = self.limits.block_size
+        running = list(takewhile(lambda sequence: sequence.request.priority < priority, self._running))
         singles: list[ScheduledChunk] = []
-        for sequence in tuple(self._running):
+        for sequence in running:
             length = sequence.length
             if sequence.ends_in_flight or sequence.is_prefill:
                 continue
             if length <= len(sequence.blocks) * size or self._grow(sequence):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
-        left = self._budget - len(singles)
+        left = budget - len(singles)
         prompts: list[ScheduledChunk] = []
         turn = ImageTurn(whole_images=self.limits.whole_images)
-        for sequence in self._running:
-            if left > 0 and sequence.is_prefill:
+        for sequence in running:
+            if left > 0 and sequence.is_prefill and sequence.blocks:
                 left -= _add_prefill(prompts, sequence, left, turn)
         while left > 0 and self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting.peek()
-            if not self._admit(sequence):
+            if sequence.request.priority >= priority or not self._admit(sequence):
                 break
             left -= _add_prefill(prompts, sequence, left, turn)
         singles += [chunk for chunk in prompts if chunk.count == 1]
-        plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
-        for chunk in plan:
-            sequence = chunk.sequence
-            sequence.num_written_tokens = max(sequence.num_written_tokens, chunk.start + chunk.count)
-        return plan
+        return (*singles, *(chunk for chunk in prompts if chunk.count > 1))
 
     def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
         """Records that the step was computed. Returns, for each chunk, the argument for `confirm`."""

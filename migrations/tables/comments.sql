@@ -65,7 +65,7 @@ comment on column responses.kind is 'response, chat or completion: the API that 
 comment on column responses.root_id is 'the first response of its chain of previous responses';
 comment on column responses.turn is 'its place in that chain, the first at 1';
 comment on column responses.weights is 'digest of the weights that generate it';
-comment on column responses.cancel_reason is 'client_request, client_disconnect, deleted, key_ended, erased or operator';
+comment on column responses.cancel_reason is 'client_request, client_disconnect, deleted, key_ended, erased, operator or window_ended';
 comment on column responses.user_agent is 'of its create''s client: printable ASCII, at most 200 characters';
 
 comment on table items is 'input and output items of stored responses';
@@ -282,7 +282,7 @@ comment on column usage_ledger.end_user is 'user, else safety_identifier, of its
 comment on column usage_ledger.kind is 'response, chat or completion: the API that made it';
 comment on column usage_ledger.background is 'it runs whether or not a client waits';
 comment on column usage_ledger.attempt is 'how many replicas ran it';
-comment on column usage_ledger.cancel_reason is 'client_request, client_disconnect, deleted, key_ended, erased or operator';
+comment on column usage_ledger.cancel_reason is 'client_request, client_disconnect, deleted, key_ended, erased, operator or window_ended';
 comment on column usage_ledger.metadata is 'of a stored response: pairs whose values have at most 64 characters';
 
 comment on table usage_changes is 'what usage_days and user_days lack of the ledger; the retention thread folds it into them';

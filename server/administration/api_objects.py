@@ -8,15 +8,16 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from server.administration.actor import as_json
 from server.caller import SERVER_SETTINGS, Limits
-from server.protocol import ids, webhooks
+from server.protocol import ids, webhook_objects
 from server.protocol.administration import objects
 from server.store.administration.audit_trail import Entry
-from server.store.administration.budgets import Standing
-from server.store.administration.prices import StoredPrice
+from server.store.administration.budget_standings import Standing
+from server.store.administration.model_prices import StoredPrice
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
-from server.store.administration.usage import Group, UsageRow
+from server.store.administration.usage_sums import Group, UsageRow
 from server.store.cluster.cluster_overview import ListedReplica
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
@@ -40,14 +41,10 @@ def _json_form(value: object) -> object:
             return int(value.timestamp())
         case date():
             return value.isoformat()
-        case Decimal():
-            return money(value)
         case UUID():
             return str(value)
-        case frozenset():
-            return sorted(value)
         case _:
-            return value
+            return as_json(value)
 
 
 def money(amount: Decimal) -> str:
@@ -104,20 +101,20 @@ def replica_object(replica: ListedReplica) -> objects.Replica:
     return _object_of(objects.Replica, replica, heartbeat_age_seconds=age)
 
 
-def endpoint_object(stored: StoredEndpoint) -> webhooks.Endpoint:
+def endpoint_object(stored: StoredEndpoint) -> webhook_objects.Endpoint:
     identifier = ids.webhook_endpoint_id(stored.id)
-    return _object_of(webhooks.Endpoint, stored, stored.properties, id=identifier)
+    return _object_of(webhook_objects.Endpoint, stored, stored.properties, id=identifier)
 
 
-def endpoint_with_secret(stored: StoredEndpoint, secret: str) -> webhooks.EndpointWithSecret:
+def endpoint_with_secret(stored: StoredEndpoint, secret: str) -> webhook_objects.EndpointWithSecret:
     identifier = ids.webhook_endpoint_id(stored.id)
-    kind = webhooks.EndpointWithSecret
+    kind = webhook_objects.EndpointWithSecret
     return _object_of(kind, stored, stored.properties, id=identifier, signing_secret=secret)
 
 
-def delivery_object(stored: StoredDelivery) -> webhooks.Delivery:
+def delivery_object(stored: StoredDelivery) -> webhook_objects.Delivery:
     return _object_of(
-        webhooks.Delivery,
+        webhook_objects.Delivery,
         stored,
         id=ids.webhook_id(stored.id),
         event_id=ids.event_id(stored.event_id),

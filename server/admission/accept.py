@@ -13,14 +13,14 @@ from server.admission.prepare_runs import NewRun
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
-from server.generation.run_facts import RunFacts, first_events
+from server.generation.run import RunFacts
 from server.hosted_tools.approved_calls import spend_approvals
 from server.limits.tenant_limits import QueueLimits
 from server.protocol.completions.requests import ChoiceRequest
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
-from server.request_input.conversations import lock_conversation
+from server.request_input.conversations_api import lock_conversation
 from server.request_input.stored_input import removed_image, unknown_previous
 from server.store.content import images, response_insert, responses
 from server.store.content.images import ImageRemoved
@@ -74,7 +74,7 @@ class Acceptance:
         """The responses as they begin now, without a row."""
         created_at = self._database.now()
         facts = [_facts(new, created_at) for new in runs]
-        return [AcceptedRun(of_run, first_events(of_run)) for of_run in facts]
+        return [AcceptedRun(of_run, first_events(of_run, of_run.echo)) for of_run in facts]
 
     def accept(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
         """Commits responses of one request, with their input and first events.
@@ -95,9 +95,8 @@ class Acceptance:
             if ARMED:
                 crashpoint("accept.written")  # the statement commits itself
             try:
-                committed = response_insert.insert_and_commit(
-                    self._database, *written[0].content, self._replica
-                )
+                insert = response_insert.committing_insert(*written[0].content, self._replica)
+                committed = self._database.scalar(*insert)
             except AlreadyThere:  # an earlier try, which was not confirmed, has committed
                 committed = False
             if not committed:

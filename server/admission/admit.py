@@ -5,6 +5,7 @@ after the commit the response reaches a terminal status in any case: the recorde
 or it ends.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -31,9 +32,8 @@ from server.configuration.settings import Config
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
-from server.errors import Conflict, ConversationLocked, StorageFull
+from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
 from server.hosted_tools.tool_loop import ToolLoop
-from server.limits.admission_gate import Gate
 from server.limits.budgets import BudgetReservation, Budgets, Demand
 from server.limits.rate_limits import RateLimits, RateReservation, reserved_tokens
 from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
@@ -57,6 +57,38 @@ MAX_CONVERSATION_RETRIES = 5
 NOT_TAKEN = "The server could not take this response; try again."
 
 
+class Gate:
+    """Counts the requests that are being accepted, and refuses every one after `close`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._inside = 0
+        self._changed = threading.Condition()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+
+    def wait_empty(self, seconds: float) -> None:
+        """After `close`: waits until the requests that came before it run, or are refused."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inside == 0, max(0.0, seconds))
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Surrounds the acceptance of a request. Raises Overloaded after `close`."""
+        with self._changed:
+            if self._closed:
+                raise Overloaded("The server is shutting down.")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+
 class Admission:
     """Accepts responses while its gate is open. Any thread."""
 
@@ -75,7 +107,7 @@ class Admission:
         abandonment: Abandonment,
         rates: RateLimits | None = None,
         budgets: Budgets | None = None,
-        on_accepted: Callable[[int], None] = lambda _choices: None,
+        on_accepted: Callable[[int], object] = lambda _choices: None,
     ) -> None:
         """`on_accepted` gets, for each accepted request, how many answers it asks for."""
         self._served = served

@@ -19,12 +19,19 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.logs.context import Origin
-from server.prompting.engine_request import Prepared, ResolvedRequest, refusal
+from server.prompting.engine_request import (
+    MAX_LOGPROBS,
+    Prepared,
+    ResolvedRequest,
+    beams,
+    logprobs_limit,
+    prompt_logprobs,
+    refusal,
+)
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import with_prompt_images
 from server.prompting.prompt_limits import check_functions
 from server.prompting.refused_grammars import refused_tool
-from server.prompting.request_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
 from server.prompting.turns import TurnBuilder, count_prompt, first_turn
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id, new_uuid

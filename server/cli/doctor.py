@@ -6,7 +6,7 @@ import msgspec
 
 from server.cli.command import Subcommands, add_command, print_result, print_status
 from server.configuration.settings import Config
-from server.process.doctor import Finding, examine
+from server.process.configuration_checks import Finding, examine
 
 FINE, PROBLEMS = 0, 1
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
-from server.administration import keys
+from server.administration import key_changes
 from server.administration.request_fields import time_of
 from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Scope
 from server.cli import command as cli
@@ -59,7 +59,7 @@ def _create(config: Config, options: argparse.Namespace) -> None:
         scopes = OPERATOR_SCOPES if options.if_none else sorted(DEFAULT_SCOPES)
         now = clock(connection)
         request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
-        key = keys.create_key(connection, cli.this_user(), request)
+        key = key_changes.create_key(connection, cli.this_user(), request)
     cli.print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
     cli.print_result(key.value)
     if is_only:
@@ -83,7 +83,7 @@ def _what_first_key_opens(scopes: Collection[str]) -> str:
 
 def _list(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        listed = keys.key_objects(connection, stored_keys.list_page(connection, options.tenant))
+        listed = key_changes.key_objects(connection, stored_keys.list_page(connection, options.tenant))
         if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     names = ("key", "tenant", "made", "used", "state", "name", "more")
@@ -114,13 +114,13 @@ def _state(key: Key) -> str:
 def _update(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
         request = request_of(UpdateKey, options, clock(connection))
-        key = keys.update_key(connection, cli.this_user(), options.key_id, request)
+        key = key_changes.update_key(connection, cli.this_user(), options.key_id, request)
     cli.print_status("\t".join(_columns(key)).rstrip())
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        key = keys.rotate_key(connection, cli.this_user(), options.key_id, options.overlap)
+        key = key_changes.rotate_key(connection, cli.this_user(), options.key_id, options.overlap)
         old = stored_keys.get(connection, options.key_id)
     assert old is not None
     cli.print_status(
@@ -133,7 +133,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> None:
 def _revoke(config: Config, options: argparse.Namespace) -> None:
     key_id = options.key_id
     with cli.transaction(config) as connection:
-        ended = keys.revoke_key(connection, cli.this_user(), key_id, end=options.end)
+        ended = key_changes.revoke_key(connection, cli.this_user(), key_id, end=options.end)
     cli.print_status(f"Key {key_id} is revoked.")
     if options.end:
         cli.print_status(

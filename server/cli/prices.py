@@ -2,15 +2,15 @@
 
 import argparse
 
-from server.administration import prices as administration
+from server.administration import price_changes as administration
 from server.administration.api_objects import price_object
 from server.cli import command as cli
 from server.cli.options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.requests import SetPrice
-from server.store.administration import prices
-from server.store.administration.prices import StoredPrice
+from server.store.administration import model_prices
+from server.store.administration.model_prices import StoredPrice
 from server.store.database import clock
 
 
@@ -33,7 +33,7 @@ def _set(config: Config, options: argparse.Namespace) -> None:
 
 def _list(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        listed = prices.list_page(connection, options.model)
+        listed = model_prices.list_page(connection, options.model)
     if options.model is not None and not listed:
         raise ConfigError(f"No model {options.model!r} has a price; `holdfast prices list` shows which have.")
     columns = ("model", "from", "input", "cached input", "output")

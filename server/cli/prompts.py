@@ -12,7 +12,7 @@ from server.cli.options import refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.prompt_templates import read_template
+from server.protocol.responses.prompt_variables import read_template
 from server.request_input.template_input import MAX_VERSION_DIGITS
 from server.store.administration import audit_trail
 from server.store.content import prompt_templates

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from server.administration import erasure
+from server.administration import audited_erasure
 from server.caller import check_tenant
 from server.cli import command as cli
 from server.cli.options import whole_number
@@ -52,17 +52,17 @@ def _erase(config: Config, options: argparse.Namespace) -> None:
     subject = Subject(options.tenant, options.user, options.keep_usage)
     try:
         with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
-            erasure.check_subject(subject)
+            audited_erasure.check_subject(subject)
             if options.dry_run:
-                outcome = erasure.count(database, subject, config.lease_seconds)
+                outcome = audited_erasure.count(database, subject, config.lease_seconds)
                 _print(outcome)
                 cli.print_status(f"Nothing was removed: {_unfinished(outcome)}.")
                 return
             if not options.yes:
                 _confirm(subject)
             actor, seconds = cli.this_user(), float(options.seconds)
-            outcome = erasure.erase(database, actor, subject, config.lease_seconds, seconds)
-            locked_out = subject.user is None and erasure.locked_out(database)
+            outcome = audited_erasure.erase(database, actor, subject, config.lease_seconds, seconds)
+            locked_out = subject.user is None and audited_erasure.locked_out(database)
     except DatabaseError as error:
         raise ConfigError(
             f"The erasure could not go on: {first_line(error)}. Run it again; it goes on where it was."

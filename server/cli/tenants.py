@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from server.administration import tenants as administration
+from server.administration import tenant_changes as administration
 from server.administration.request_fields import time_of
 from server.caller import TenantSettings
 from server.cli import command as cli

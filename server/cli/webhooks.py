@@ -3,7 +3,7 @@
 import argparse
 from datetime import timedelta
 
-from server.administration import webhooks
+from server.administration import webhook_changes
 from server.administration.api_objects import delivery_object, endpoint_object
 from server.caller import DEFAULT_TENANT
 from server.cli import command as cli
@@ -12,11 +12,11 @@ from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
-from server.webhooks.webhook_client import WebhookClient, allowed_receivers
+from server.webhooks.delivery_attempt import WebhookClient, allowed_receivers
 
 _MAX_LISTED = 1000
 
@@ -65,13 +65,13 @@ def _create(config: Config, options: argparse.Namespace) -> None:
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
             request = request_of(CreateEndpoint, options, **new)
-            made = webhooks.create_endpoint(
+            made = webhook_changes.create_endpoint(
                 connection, cli.this_user(), seal, allowed_receivers(config), options.tenant, request
             )
         _show_secret("is made", made)
 
 
-def _show_secret(what: str, made: webhooks.NewSecret) -> None:
+def _show_secret(what: str, made: webhook_changes.NewSecret) -> None:
     endpoint = webhook_endpoint_id(made.stored.id)
     whose = f"Endpoint {endpoint} of tenant {made.stored.tenant}"
     cli.print_status(f"{whose} {what}; its secret is shown this once:")
@@ -100,11 +100,11 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
 
 def _update(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        stored = webhooks.update_endpoint(
+        stored = webhook_changes.update_endpoint(
             connection,
             cli.this_user(),
             allowed_receivers(config),
-            webhooks.find(connection, options.endpoint_id, None, lock=True),
+            webhook_changes.find(connection, options.endpoint_id, None, lock=True),
             request_of(UpdateEndpoint, options),
         )
     cli.print_status("\t".join(_columns(stored)))
@@ -114,15 +114,15 @@ def _rotate(config: Config, options: argparse.Namespace) -> None:
     with cli.current_database(config) as (database, _), cli.refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            made = webhooks.rotate_secret(connection, cli.this_user(), seal, stored, options.overlap)
+            stored = webhook_changes.find(connection, options.endpoint_id, None, lock=True)
+            made = webhook_changes.rotate_secret(connection, cli.this_user(), seal, stored, options.overlap)
         _show_secret("has a new secret", made)
 
 
 def _delete(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-        webhooks.delete_endpoint(connection, cli.this_user(), stored)
+        stored = webhook_changes.find(connection, options.endpoint_id, None, lock=True)
+        webhook_changes.delete_endpoint(connection, cli.this_user(), stored)
     cli.print_status(f"Endpoint {options.endpoint_id} is deleted.")
 
 
@@ -131,7 +131,7 @@ def _test(config: Config, options: argparse.Namespace) -> int:
         seal, allowed = load_seal_keys(config, database), allowed_receivers(config)
         client = WebhookClient(seal, allowed, config.webhook_seconds)
         with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None)
+            stored = webhook_changes.find(connection, options.endpoint_id, None)
             sealed = endpoints.sealed_secrets(connection, stored.id)
         status = client.send_sample(stored, sealed, options.event)
         cli.print_result(f"HTTP status {status}")
@@ -141,7 +141,7 @@ def _test(config: Config, options: argparse.Namespace) -> int:
 def _deliveries(config: Config, options: argparse.Namespace) -> None:
     most = min(options.limit, _MAX_LISTED)
     with cli.transaction(config) as connection:
-        stored = webhooks.find(connection, options.endpoint_id, None)
+        stored = webhook_changes.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
         listed = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
@@ -163,6 +163,6 @@ def _delivery_columns(delivery: StoredDelivery) -> list[str]:
 
 def _redeliver(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-        deliveries = webhooks.redeliver(connection, cli.this_user(), stored, options.delivery_id)
+        stored = webhook_changes.find(connection, options.endpoint_id, None, lock=True)
+        deliveries = webhook_changes.redeliver(connection, cli.this_user(), stored, options.delivery_id)
     cli.print_status(f"{deliveries} are delivered again.")

@@ -21,7 +21,7 @@ from server.completions.chunk_stream import (
 )
 from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
 from server.errors import InvalidRequest
-from server.prompting.request_parameters import LOGPROBS
+from server.prompting.engine_request import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call

@@ -30,10 +30,10 @@ from server.completions.shared_parameters import (
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
 from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
+from server.prompting.engine_request import LOGPROBS
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import truncate_tokens
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
-from server.prompting.request_parameters import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions.objects import (
@@ -79,14 +79,10 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    of_tokens = not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)
-    count = 1 if isinstance(request.prompt, str) or of_tokens else len(request.prompt)
-    if count * generated_per_prompt(request) > MAX_TEXTS:
+    prompts = _split_prompts(request.prompt)
+    if len(prompts) * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return [
-        _read_prompt(one, path, request, served, tenant, vocabulary)
-        for path, one in _split_prompts(request.prompt)
-    ]
+    return [_read_prompt(one, path, request, served, tenant, vocabulary) for path, one in prompts]
 
 
 def generated_per_prompt(request: TextRequest) -> int:

@@ -19,10 +19,9 @@ from server.protocol.completions.objects import StoredCompletion
 from server.protocol.completions.requests import MAX_CHOICES, ChoiceRequest
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import Page, PageRequest, make_page, within_page_bytes
-from server.protocol.responses.built_response import may_have_stop_reason, wants_token_dump
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import Metadata
-from server.protocol.responses.response import Echo, Response
+from server.protocol.responses.response import Echo, Response, may_have_stop_reason, wants_token_dump
 from server.store.content import deletion, responses, stored_items
 from server.store.content.response_pages import ANSWERED_STATUSES, Filters
 from server.store.content.responses import StoredResponse

@@ -4,13 +4,12 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from dataclasses import Field, fields
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from server.configuration.settings import PREFIX, Config, settings
+from server.configuration.settings import PREFIX, Config, Setting, settings
 from server.errors import ConfigError
 
 log = logging.getLogger("holdfast.config")
@@ -32,7 +31,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     Service.
     """
     environment = os.environ if environment is None else environment
-    known = {setting.name: setting for setting in fields(Config)}
+    known = {setting.name: setting for setting in settings()}
     sources: dict[str, tuple[str, str]] = {}
     """By setting name: where its value comes from, for error messages, and the value."""
     if "DATABASE_URL" in environment:
@@ -48,7 +47,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+            near = get_close_matches(variable.upper(), [setting.variable for setting in known.values()], n=1)
             meant = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(f"{variable} is not a setting{meant} `holdfast serve --help` lists them.")
         sources[name] = (variable, value)
@@ -89,16 +88,13 @@ def _is_service_link(variable: str, value: str) -> bool:
     return bool(_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _PLACE.match(value)))
 
 
-def _convert(setting: Field[Any], text: str, source: str) -> object:
+def _convert(setting: Setting, text: str, source: str) -> object:
     """The text as the setting's type; `source` names it in errors. Raises ConfigError."""
-    kinds = [kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None)]
-    if get_origin(setting.type) is Literal:
-        if text not in get_args(setting.type):
-            raise ConfigError(f"{source} must be one of {', '.join(get_args(setting.type))}, not {text!r}.")
-        return text
-    kind = kinds[0]
+    if setting.choices and text not in setting.choices:
+        raise ConfigError(f"{source} must be one of {', '.join(setting.choices)}, not {text!r}.")
+    readers: dict[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path}
     try:
-        return kind(text)
+        return readers.get(setting.kind, str)(text)
     except ValueError:
-        wanted = {int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"{source} must be {wanted}, not {text!r}.") from None
+        number = "a whole number" if setting.kind == "int" else "a number"
+        raise ConfigError(f"{source} must be {number}, not {text!r}.") from None

@@ -5,7 +5,7 @@ loopback (DNS rebinding). So while no key exists, which pages do not have, Host 
 Origin must be this server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from string import ascii_letters, digits
@@ -27,21 +27,8 @@ class Host:
     port: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedHosts:
-    """The hosts of HOLDFAST_ALLOWED_HOSTS; empty if the setting is not used."""
-
-    hosts: tuple[Host, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.hosts)
-
-    def __contains__(self, host: Host) -> bool:
-        return any(_matches(allowed, host) for allowed in self.hosts)
-
-
-def read_allowed_hosts(text: str | None) -> AllowedHosts:
-    """The setting's `name`, `name:port` and `*.name`, with commas between. Raises ConfigError."""
+def read_allowed_hosts(text: str | None) -> tuple[Host, ...]:
+    """HOLDFAST_ALLOWED_HOSTS: `name`, `name:port` and `*.name`, with commas between. Raises ConfigError."""
     hosts = []
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         host = read_host(entry.removeprefix("*."))
@@ -51,7 +38,7 @@ def read_allowed_hosts(text: str | None) -> AllowedHosts:
                 f"with commas between, not {entry!r}."
             )
         hosts.append(Host(f"*.{host.name}", host.port) if entry.startswith("*.") else host)
-    return AllowedHosts(tuple(hosts))
+    return tuple(hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +99,7 @@ def _is_ipv6(text: str) -> bool:
 def origin_error(
     headers: Mapping[str, str],
     port: int | None,
-    allowed: AllowedHosts,
+    allowed: Sequence[Host],
     pages: AllowedOrigins = AllowedOrigins(),
     *,
     key_exists: bool,
@@ -125,7 +112,10 @@ def origin_error(
         return None
     text = headers.get("host", "")
     host = read_host(text)
-    if host is None or not (_is_loopback(host, port) or host in allowed):
+    if host is None:
+        return WrongHost(text)
+    is_own = host.port in (None, port) and is_loopback(host.name)
+    if not (is_own or any(_matches(known, host) for known in allowed)):
         return WrongHost(text)
     if key_exists:
         return None
@@ -139,11 +129,10 @@ def origin_error(
     return None
 
 
-def _is_loopback(host: Host, port: int | None) -> bool:
-    if host.port not in (None, port):
-        return False
+def is_loopback(name: str) -> bool:
+    """Whether a host's name or address is this machine's."""
     try:
-        return host.name == "localhost" or ip_address(host.name).is_loopback
+        return name == "localhost" or ip_address(name).is_loopback
     except ValueError:
         return False
 

@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from server.administration.actor import Actor
 from server.caller import Caller
-from server.console.formats import csv_value
 from server.console.session_cookie import COOKIE, form_token
 from server.console.sql_reader import SqlReader
 from server.console.templates import render
+from server.console.value_formats import csv_value
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPools

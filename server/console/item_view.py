@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.console.formats import MAX_MARKDOWN_CHARS, pretty_json
+from server.console.value_formats import MAX_MARKDOWN_CHARS, pretty_json
 from server.store.console.response_detail import StoredItem
 
 

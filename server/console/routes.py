@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, Never
+from typing import Never
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
 from server.console.console_request import PAGES as PAGES
-from server.console.console_request import ConsolePage, ConsoleRequest, html, read_form, redirect
+from server.console.console_request import ConsolePage, ConsoleRequest, Need, html, read_form, redirect
 from server.console.pages import (
     compare,
     history,
@@ -33,7 +33,7 @@ from server.console.templates import render, serve_static
 from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound, WrongOrigin
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
-from server.http.asgi.thread_pools import ThreadShare
+from server.http.asgi.thread_pools import ThreadPool, ThreadShare
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.services import Services
 from server.limits.shared_limit import UNBOUNDED, SharedLimit
@@ -80,16 +80,30 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(serve_static, None)),
         Route(
             f"{PATH}/{{rest:path}}",
-            AuthenticatedEndpoint(
-                raise_not_found,
-                signed_in,
-                context.threads.read,
-                authorize=lambda caller: _require(caller, "metadata"),
-                max_body=MAX_UNUSED_BODY_BYTES,
-                body_seconds=services.config.body_seconds,
-            ),
+            _endpoint(services, signed_in, context.threads.read, raise_not_found, "metadata"),
         ),
     ]
+
+
+def _endpoint(
+    services: Services,
+    context: EndpointContext[Caller],
+    threads: ThreadPool,
+    handle: Callable[[Request, Caller, bytes], Answer],
+    needs: Need | None,
+    *,
+    max_body: int = MAX_UNUSED_BODY_BYTES,
+) -> AuthenticatedEndpoint[Caller]:
+    """The endpoint of a handler; what needs nothing has little time for its body."""
+    seconds = services.config.body_seconds
+    return AuthenticatedEndpoint(
+        handle,
+        context,
+        threads,
+        authorize=lambda caller: None if needs is None else _require(caller, needs),
+        max_body=max_body,
+        body_seconds=seconds if needs else min(seconds, SIGN_IN_SECONDS),
+    )
 
 
 def _route(
@@ -104,14 +118,9 @@ def _route(
             _check_form(services, request, form)
         return page.handler(ConsoleRequest(services, caller, request, context.threads, reader, form))
 
-    endpoint = AuthenticatedEndpoint(
-        handle,
-        context,
-        context.threads.write if is_post else context.threads.read,
-        authorize=lambda caller: _require(caller, page.needs),
-        max_body=MAX_FORM_BYTES if is_post else MAX_UNUSED_BODY_BYTES,
-        body_seconds=services.config.body_seconds,
-    )
+    threads = context.threads.write if is_post else context.threads.read
+    most = MAX_FORM_BYTES if is_post else MAX_UNUSED_BODY_BYTES
+    endpoint = _endpoint(services, context, threads, handle, page.needs, max_body=most)
     return Route(PATH + page.path, endpoint, methods=[page.method])
 
 
@@ -126,18 +135,11 @@ def _sign_in(
             _check_origin(request)
         return handler(services, request, read_form(body))
 
-    endpoint = AuthenticatedEndpoint(
-        handle,
-        context,
-        context.threads.auth,
-        authorize=lambda _caller: None,
-        max_body=MAX_UNUSED_BODY_BYTES,
-        body_seconds=min(services.config.body_seconds, SIGN_IN_SECONDS),
-    )
+    endpoint = _endpoint(services, context, context.threads.auth, handle, None)
     return Route(f"{PATH}/sign-in", endpoint, methods=[method])
 
 
-def _require(caller: Caller, needed: Literal["metadata", "admin"]) -> None:
+def _require(caller: Caller, needed: Need) -> None:
     """Raises MissingScope. The scope admin opens everything."""
     if "admin" not in caller.scopes and needed not in caller.scopes:
         raise MissingScope(needed)

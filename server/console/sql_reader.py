@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from server.configuration.settings import Config
 from server.errors import Overloaded
-from server.store.console import reader
-from server.store.console.reader import QueryFailed, QueryResult
+from server.store.console import reader_session
+from server.store.console.reader_session import QueryFailed, QueryResult
 
 MAX_QUERIES = 2
 """Queries of the SQL page that run at a time in this process."""
@@ -46,6 +46,6 @@ class SqlReader:
         if self._reader_url is None:
             if not self._is_embedded:
                 raise QueryFailed(NO_READER)
-            self._reader_url = reader.prepare_embedded(own_url)
+            self._reader_url = reader_session.prepare_embedded(own_url)
         is_ours = self._is_embedded and self._config.reader_database_url is None
-        return reader.run_query(self._reader_url, query, explain=explain, is_embedded=is_ours)
+        return reader_session.run_query(self._reader_url, query, explain=explain, is_embedded=is_ours)

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.console.formats import FILTERS
+from server.console.value_formats import FILTERS
 from server.errors import NotFound
 from server.version import VERSION
 

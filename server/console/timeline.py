@@ -49,11 +49,10 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment. `at` is in seconds since the response was created, `x` in units of the drawing."""
+    """A moment, in seconds since the response was created."""
 
     label: str
     at: float
-    x: float
     number: int
     """The sequence number of its event."""
 
@@ -64,11 +63,9 @@ class Gap:
 
     begin: float
     seconds: float
-    x: float
-    width: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lane:
     """An output item from its begin to its end, or to the last event if it has not ended."""
 
@@ -76,12 +73,15 @@ class Lane:
     title: str
     begin: float
     end: float
-    ended: bool
-    deltas: int
-    x: float
-    width: float
-    ticks: Sequence[str]
-    """SVG path data, one a shade, the lightest first; in a drawing of the height 1."""
+    ended: bool = False
+    deltas: int = 0
+    times: dict[float, int] = field(default_factory=dict)
+    """How many deltas came at a time."""
+
+    def add(self, at: float, count: int) -> None:
+        self.times[at] = self.times.get(at, 0) + count
+        self.deltas += count
+        self.end = at
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +90,22 @@ class Timeline:
 
     seconds: float = 0
     """Seconds from the creation to the last event."""
+    scale: float = 0
+    """Units of the drawing in a second."""
     events: int = 0
     lanes: Sequence[Lane] = ()
     more_lanes: int = 0
     """So many lanes are left out."""
     marks: Sequence[Mark] = ()
     gaps: Sequence[Gap] = ()
-    axis: Sequence[Mark] = ()
 
+    def x(self, seconds: float) -> float:
+        """So many seconds in units of the drawing."""
+        return round(seconds * self.scale, 1)
 
-@dataclass(slots=True)
-class _OpenLane:
-    title: str
-    begin: float
-    end: float
-    ended: bool = False
-    deltas: dict[float, int] = field(default_factory=dict)
-    """How many came at a time."""
+    def ticks(self, lane: Lane) -> list[str]:
+        """SVG path data, one a shade, the lightest first; in a drawing of the height 1."""
+        return tick_paths(lane.times, self.scale)
 
 
 @dataclass(slots=True)
@@ -115,9 +114,9 @@ class _Reading:
 
     created_at: float
     names: bool
-    lanes: dict[int, _OpenLane] = field(default_factory=dict)
-    marks: list[tuple[str, float, int]] = field(default_factory=list)
-    gaps: list[tuple[float, float]] = field(default_factory=list)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     last: float = 0
     attempt: int = 0
     has_token: bool = False
@@ -128,11 +127,11 @@ class _Reading:
         if at < self.last:  # clocks of two replicas, or of one that was set
             at = self.last
         elif at - self.last > GAP_S and self.events:
-            self.gaps.append((self.last, at))
+            self.gaps.append(Gap(self.last, at - self.last))
         if row.attempt != self.attempt:
             if self.attempt and row.attempt:
                 label = f"taken over by another replica, attempt {row.attempt}"
-                self.marks.append((label, at, row.first_seq))
+                self.marks.append(Mark(label, at, row.first_seq))
             self.attempt = row.attempt
         self.last = at
         self.events += row.n
@@ -141,16 +140,14 @@ class _Reading:
             return
         if not self.has_token:
             self.has_token = True
-            self.marks.append(("first token", at, row.first_seq))
-        lane = self.lanes.get(row.output_index) or self._lane(row.output_index, "item", at)
-        lane.deltas[at] = lane.deltas.get(at, 0) + row.n
-        lane.end = at
+            self.marks.append(Mark("first token", at, row.first_seq))
+        self._lane(row.output_index, "item", at).add(at, row.n)
 
     def _add_whole(self, row: LogRow, at: float) -> None:
         body = bytes(row.body).decode()
         kind = event_type(Event(row.first_seq, Kind.WHOLE, 0, 0, body))
         if kind in _MARKS:
-            self.marks.append((_MARKS[kind], at, row.first_seq))
+            self.marks.append(Mark(_MARKS[kind], at, row.first_seq))
         if kind in TERMINAL or kind in _MARKS:
             return
         fields = decode_as(body, _Fields)
@@ -163,12 +160,12 @@ class _Reading:
         if kind == "response.output_item.done":
             lane.ended = True
         elif kind == "response.output_item.added" and item.type.endswith("_call"):
-            self.marks.append((title, at, row.first_seq))
+            self.marks.append(Mark(title, at, row.first_seq))
         elif kind.endswith(".delta"):
-            lane.deltas[at] = lane.deltas.get(at, 0) + 1
+            lane.add(at, 1)
 
-    def _lane(self, output_index: int, title: str, at: float) -> _OpenLane:
-        return self.lanes.setdefault(output_index, _OpenLane(title, at, at))
+    def _lane(self, output_index: int, title: str, at: float) -> Lane:
+        return self.lanes.setdefault(output_index, Lane(output_index, title, at, at))
 
 
 def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True) -> Timeline:
@@ -179,37 +176,20 @@ def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True
     if not reading.events:
         return Timeline()
     seconds = reading.last
-    scale = WIDTH / seconds if seconds else 0.0
-    open_lanes = sorted(reading.lanes.items())
+    lanes = [lane for _, lane in sorted(reading.lanes.items())]
+    for lane in lanes:
+        lane.end = lane.end if lane.ended else seconds
     marks = reading.marks  # the first ones, and the last one, which is the end
     marks = marks if len(marks) <= MAX_MARKS else [*marks[: MAX_MARKS - 1], marks[-1]]
-    longest = sorted(reading.gaps, key=lambda gap: gap[0] - gap[1])[:MAX_GAPS]
+    longest = sorted(reading.gaps, key=lambda gap: -gap.seconds)[:MAX_GAPS]
     return Timeline(
         seconds=seconds,
+        scale=WIDTH / seconds if seconds else 0.0,
         events=reading.events,
-        lanes=[_drawn(index, lane, seconds, scale) for index, lane in open_lanes[:MAX_LANES]],
-        more_lanes=max(0, len(open_lanes) - MAX_LANES),
-        marks=[Mark(label, at, round(at * scale, 1), number) for label, at, number in marks],
-        gaps=[
-            Gap(begin, end - begin, round(begin * scale, 1), round((end - begin) * scale, 1))
-            for begin, end in sorted(longest)
-        ],
-        axis=[Mark("", seconds * part / 4, WIDTH * part / 4, 0) for part in range(5)],
-    )
-
-
-def _drawn(output_index: int, lane: _OpenLane, seconds: float, scale: float) -> Lane:
-    end = lane.end if lane.ended else seconds
-    return Lane(
-        output_index=output_index,
-        title=lane.title,
-        begin=lane.begin,
-        end=end,
-        ended=lane.ended,
-        deltas=sum(lane.deltas.values()),
-        x=round(lane.begin * scale, 1),
-        width=max(1.0, round((end - lane.begin) * scale, 1)),
-        ticks=tick_paths(lane.deltas, scale),
+        lanes=lanes[:MAX_LANES],
+        more_lanes=max(0, len(lanes) - MAX_LANES),
+        marks=marks,
+        gaps=sorted(longest, key=lambda gap: gap.begin),
     )
 
 

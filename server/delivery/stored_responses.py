@@ -16,9 +16,17 @@ from server.errors import EventNotStored, InvalidRequest, StreamForked
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, PageRequest, make_page
-from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
 from server.protocol.responses.events import EventId, frame, frame_id, same_event
-from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
+from server.protocol.responses.response import (
+    TERMINAL_STATUSES,
+    Echo,
+    Ending,
+    Response,
+    build_response,
+    read_turns,
+    restore_token_dump,
+    wants_token_dump,
+)
 from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
 from server.store.content.response_pages import Filters, PageCursor

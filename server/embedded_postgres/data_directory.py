@@ -46,31 +46,16 @@ class Postmaster:
     is_ours: bool
 
 
-@dataclass(frozen=True, slots=True)
 class ClusterDirectory:
     """The paths of one embedded database. `home` is absolute and free of symbolic links."""
 
-    home: Path
-
-    @property
-    def pgdata(self) -> Path:
-        return self.home / "pgdata"
-
-    @property
-    def owner_lock(self) -> Path:
-        return self.home / "owner.lock"
-
-    @property
-    def cluster_lock(self) -> Path:
-        return self.home / "cluster.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.home / "postgres.log"
-
-    @property
-    def binaries(self) -> Path:
-        return self.home / "binaries"
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.pgdata = home / "pgdata"
+        self.owner_lock = home / "owner.lock"
+        self.cluster_lock = home / "cluster.lock"
+        self.log = home / "postgres.log"
+        self.binaries = home / "binaries"
 
     @property
     def sockets(self) -> Path:

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from server.generation.offered_tools import HostedTools
 from server.generation.output_decoding import OutputDecoder
-from server.generation.run_facts import FIRST_EVENTS
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
@@ -26,8 +25,7 @@ from server.model_formats.model_format import (
 )
 from server.protocol import ids
 from server.protocol.responses import events as wire
-from server.protocol.responses.built_response import build_response
-from server.protocol.responses.events import Event, Kind, decode_added, decode_done, event_type
+from server.protocol.responses.events import FIRST_EVENTS, Event, Kind, decode_added, decode_done, event_type
 from server.protocol.responses.items import (
     Compaction,
     HostedCall,
@@ -37,7 +35,7 @@ from server.protocol.responses.items import (
     McpListTools,
     Reasoning,
 )
-from server.protocol.responses.response import Echo, Ending, EndStatus, Response
+from server.protocol.responses.response import Echo, Ending, EndStatus, Response, build_response
 
 _MESSAGE = MessageStart()
 _TERMINAL: dict[EndStatus, type[wire.ResponseEvent]] = {

@@ -3,7 +3,7 @@ tokens always give the same events, so a crashed run is rebuilt by feeding the l
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from engine.request import FinishReason, TokenLogprobs, TokenUsage
@@ -11,13 +11,21 @@ from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.offered_tools import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
-from server.generation.run_facts import FIRST_EVENTS, RunFacts
 from server.generation.run_log import RunLog
 from server.generation.token_dump import TokenDump
+from server.logs.context import ResponseFields, response_fields
 from server.model_formats.model_format import Delta, TextDelta
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import FIRST_EVENTS, Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
-from server.protocol.responses.response import CancelReason, Ending, EndStatus, Response, TurnUsage
+from server.protocol.responses.response import (
+    CancelReason,
+    Echo,
+    Ending,
+    EndStatus,
+    Response,
+    ResponseFacts,
+    TurnUsage,
+)
 
 _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
     "stop": ("completed", None),
@@ -27,6 +35,27 @@ _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
 """The status and `incomplete_details.reason` of a response whose engine request ended so."""
 
 NO_CALL = "The output ended before the tool call that tool_choice requires was complete."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts(ResponseFacts):
+    """The facts of a response that do not change while it is generated in one attempt."""
+
+    echo: Echo
+    attempt: int
+    prompt_tokens: int
+    wants_output: bool = True
+    """If False, only the prompt is prefilled; the single sampled token is discarded."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response has a row."""
+        return self.echo.store or self.background
+
+    @property
+    def log_fields(self) -> ResponseFields:
+        """`extra` of a log line about this response."""
+        return response_fields(self.id, self.tenant, self.key_id, self.request_id)
 
 
 class Run:

@@ -17,14 +17,13 @@ from uuid import UUID
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.offered_tools import DueCall, PendingToolWork, ToolResult
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
 from server.protocol.responses.response import CancelReason
-from server.recording.inbox_messages import (
+from server.recording.recorder_messages import (
     SERVER_ERROR,
     CancelRequested,
     FailRun,

@@ -6,6 +6,7 @@ stored one. Any other bearer's text is an access token, where an issuer of such 
 
 import hmac
 import threading
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 
@@ -33,7 +34,7 @@ class Authenticator:
     def __init__(
         self,
         database: Database,
-        allowed_hosts: origins.AllowedHosts = origins.AllowedHosts(),  # noqa: B008 - frozen
+        allowed_hosts: Sequence[origins.Host] = (),
         allowed_origins: origins.AllowedOrigins = origins.AllowedOrigins(),  # noqa: B008 - frozen
         tokens: AccessTokens | None = None,
     ) -> None:

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from server.caller import Caller, Limits, Period
 from server.errors import BudgetExceeded
-from server.store.administration import budgets, stored_keys
-from server.store.administration.budgets import BudgetOwner, ModelPrice, NewReservation, Standing
+from server.store.administration import budget_standings, stored_keys
+from server.store.administration.budget_standings import BudgetOwner, ModelPrice, NewReservation, Standing
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 
@@ -114,10 +114,10 @@ class Budgets:
 
         def book(connection: Connection) -> list[int]:
             _lock(connection, owners)
-            price = budgets.price_now(connection, model)
+            price = budget_standings.price_now(connection, model)
             outputs = granted_outputs(_read(connection, owners), price, demands)
             new = [_reservation(*each, price) for each in zip(demands, outputs, strict=True)]
-            budgets.reserve(connection, caller.tenant, caller.counted_as, self._replica, new)
+            budget_standings.reserve(connection, caller.tenant, caller.counted_as, self._replica, new)
             return outputs
 
         return self._database.retry(book)
@@ -130,16 +130,16 @@ class Budgets:
         def book(connection: Connection) -> bool:
             held = stored_keys.limits_of(connection, tenant, key_id)
             owners = _owners(tenant, key_id, held.counted_as, held.key, held.tenant)
-            if not owners or not budgets.has_reservation(connection, tenant, response):
+            if not owners or not budget_standings.has_reservation(connection, tenant, response):
                 return True
             _lock(connection, owners)
-            price = budgets.price_now(connection, model)
+            price = budget_standings.price_now(connection, model)
             rooms = [budget.output_room(prompt_tokens, price) for budget in _read(connection, owners)]
             if any(room is not None and room < 0 for room in rooms):
                 return False
             cost = prompt_tokens * price.input / _MILLION
             more = NewReservation(response_id=response, stored=True, tokens=prompt_tokens, cost=cost)
-            budgets.reserve(connection, tenant, held.counted_as, self._replica, [more])
+            budget_standings.reserve(connection, tenant, held.counted_as, self._replica, [more])
             return True
 
         return self._database.retry(book)
@@ -153,7 +153,7 @@ class Budgets:
     def release_refused(self) -> None:
         """Gives back what requests had reserved that were not accepted, as soon as the database answers."""
         for refused in list(self._unreleased):
-            release = partial(budgets.release, tenant=refused.tenant, responses=refused.responses)
+            release = partial(budget_standings.release, tenant=refused.tenant, responses=refused.responses)
             try:
                 self._database.autocommit(release)
             except DatabaseError as error:
@@ -181,11 +181,11 @@ def _owners(
 def _lock(connection: Connection, owners: Sequence[_Owner]) -> None:
     """Locks the tenant's budget, which is that of its keys, too, or else the key's."""
     owner = owners[0][2]
-    budgets.lock(connection, owner.tenant, owner.key_id)
+    budget_standings.lock(connection, owner.tenant, owner.key_id)
 
 
 def _read(connection: Connection, owners: Sequence[_Owner]) -> list[Budget]:
-    found = budgets.standings(connection, [owner for _, _, owner in owners])
+    found = budget_standings.standings(connection, [owner for _, _, owner in owners])
     return [
         budget
         for (owner, limits, _), standing in zip(owners, found, strict=True)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.caller import Caller
 from server.errors import Overloaded, TooManyRequests
 
 UNBOUNDED = 2**31
@@ -64,11 +63,3 @@ class SharedLimit:
     def _forget_if_unused(self, tenant: str) -> None:
         if self._by_tenant[tenant] <= 0:
             del self._by_tenant[tenant]
-
-
-def tenant_share(caller: Caller, own: int | None, setting: int | None, total: int) -> int:
-    """The tenant's share of `total`: its own limit, the setting's, or half; all on a server without keys."""
-    most = setting if own is None else own
-    if most is not None:
-        return min(most, total)
-    return total if caller.key_id is None else max(1, total // 2)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from server.protocol.ids import response_id
@@ -65,18 +65,13 @@ def note_responses(responses: Sequence[UUID]) -> None:
         request.responses = responses
 
 
-class ResponseFields(TypedDict, total=False):
-    """`extra` of a log line about a response."""
-
-    response_id: str
-    request_id: str | None
-    tenant: str | None
-    key_id: str | None
+ResponseFields: TypeAlias = dict[str, Any]
+"""`extra` of a log line about a response."""
 
 
 def response_fields(
     response: UUID, tenant: str | None = None, key_id: str | None = None, request_id: str | None = None
 ) -> ResponseFields:
     """`extra` of a log line about a response; formatters leave out what is None."""
-    whose: ResponseFields = {"request_id": request_id, "tenant": tenant, "key_id": key_id}
+    whose = {"request_id": request_id, "tenant": tenant, "key_id": key_id}
     return {"response_id": response_id(response), **whose}

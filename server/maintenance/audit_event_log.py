@@ -13,9 +13,8 @@ import msgspec
 
 from server.delivery.stored_responses import as_response
 from server.protocol.ids import response_id
-from server.protocol.responses.built_response import ONLY_IN_LAST_EVENT
 from server.protocol.responses.events import TERMINAL, Event, render
-from server.protocol.responses.response import TERMINAL_STATUSES
+from server.protocol.responses.response import ONLY_IN_LAST_EVENT, TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODECS
@@ -68,7 +67,7 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
         status in TERMINAL_STATUSES
         and response.folded is None
         and not response.hot
-        and response.audit_columns.deleted_at is None
+        and response.stored.deleted_at is None
     ):
         yield "I2", f"it is {status}, but its events are not there."
     if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:

@@ -4,9 +4,10 @@ A check takes one stored response and returns violations: the invariant's name a
 that only a client, an engine or a process can observe are not here.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -22,9 +23,9 @@ from server.store.audit_snapshot import (
     AuditedItem,
     AuditedResponse,
     ConversationImages,
-    KeyViolation,
-    Orphan,
     PageTime,
+    Search,
+    Stray,
     UnsoundImage,
 )
 from server.store.content.stored_items import INPUT, OUTPUT
@@ -87,36 +88,16 @@ def check(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> l
     return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in findings]
 
 
-def check_orphans(orphans: Iterable[Orphan]) -> list[Violation]:
-    return [
-        Violation(
-            "I16",
-            orphan.tenant,
-            orphan.response_id,
-            f"{orphan.table} has {orphan.rows} of its rows, but there is no such response.",
-        )
-        for orphan in orphans
-    ]
+_STRAYS: Final[Mapping[Search, Finding]] = {
+    "shared keys": ("I8", "{rows} idempotency keys lead to this response."),
+    "lost keys": ("I7", "an idempotency key leads to it, but it was neither stored nor metered."),
+}
+_WITHOUT_RESPONSE: Final = ("I16", "{search} has {rows} of its rows, but there is no such response.")
 
 
-def check_images(tenant: str, found: Iterable[Finding]) -> list[Violation]:
-    """Violations that concern no response, but a tenant's pictures or conversations."""
-    return [Violation(invariant, tenant, None, sentence) for invariant, sentence in found]
-
-
-def check_keys(shared: Iterable[KeyViolation], lost: Iterable[KeyViolation]) -> list[Violation]:
-    return [
-        Violation("I8", key.tenant, key.response_id, f"{key.keys} idempotency keys lead to this response.")
-        for key in shared
-    ] + [
-        Violation(
-            "I7",
-            key.tenant,
-            key.response_id,
-            "an idempotency key leads to it, but it was neither stored nor metered.",
-        )
-        for key in lost
-    ]
+def check_stray(stray: Stray) -> Violation:
+    name, sentence = _STRAYS.get(stray.search, _WITHOUT_RESPONSE)
+    return Violation(name, stray.tenant, stray.response_id, sentence.format(**stray._asdict()))
 
 
 def is_unfinished(response: AuditedResponse) -> bool:
@@ -125,17 +106,17 @@ def is_unfinished(response: AuditedResponse) -> bool:
 
 def _check_end(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> Iterator[Finding]:
     """Checks for an overdue end. Without a living server nothing is overdue: the next one claims it."""
-    stored, standing = response.stored, response.audit_columns
+    stored = response.stored
     if not is_unfinished(response):
         return
-    if stored.background and not standing.can_begin_again:
+    if stored.background and stored.asked is None:
         yield "I1", "it runs in the background, but what it was asked is not stored to begin it again."
     if moment.served_since is None:
         return
     grace = timedelta(seconds=limits.grace_seconds)
-    if standing.replica_id is not None:
-        heard = standing.heartbeat_at or stored.created_at
-        state = standing.replica_state or "unknown"
+    if stored.replica_id is not None:
+        heard = stored.heartbeat_at or stored.created_at
+        state = stored.replica_state or "unknown"
         if state == "alive" and heard >= moment.now - grace:
             return
         if moment.now - max(heard, moment.served_since) > grace:
@@ -147,8 +128,8 @@ def _check_end(response: AuditedResponse, moment: PageTime, limits: AuditLimits)
 
 
 def _last_change(response: AuditedResponse) -> datetime:
-    stored, standing = response.stored, response.audit_columns
-    times = [stored.created_at, standing.queued_at, standing.started_at]
+    stored = response.stored
+    times = [stored.created_at, stored.queued_at, stored.started_at]
     if response.hot:
         times.append(datetime.fromtimestamp(response.hot[-1].at, stored.created_at.tzinfo))
     return max(time for time in times if time is not None)
@@ -165,7 +146,7 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
         return
     if not line.stored:
         yield "I7", "the ledger says that it is not stored."
-    if line.key_id != response.audit_columns.key_id and response.audit_columns.key_id is not None:
+    if line.key_id != response.stored.key_id and response.stored.key_id is not None:
         yield "I7", "the ledger has another API key than its row."
     names = ("status", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "finished_at")
     counted = {name: (getattr(line, name), getattr(stored, name)) for name in names}
@@ -176,16 +157,16 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
 
 
 def _check_previous(response: AuditedResponse) -> Iterator[Finding]:
-    stored, previous = response.stored, response.previous
+    stored = response.stored
     echoed = _echoed_previous(stored.request)
     if echoed is not None and echoed != stored.previous_id:
         yield "I9", "its request names another previous response than its row."
     if stored.previous_id is None:
         return
     name = ids.response_id(stored.previous_id)
-    if not previous.exists:
+    if not stored.previous_exists:
         yield "I9", f"it goes on from {name}, which its tenant does not have."
-    elif previous.finished_at is None or previous.finished_at > stored.created_at + SLACK:
+    elif stored.previous_finished_at is None or stored.previous_finished_at > stored.created_at + SLACK:
         yield "I9", f"it goes on from {name}, which had not ended then."
 
 
@@ -234,15 +215,15 @@ def _has_sent_id(response: UUID, item: AuditedItem, payload: Item) -> bool:
 
 
 def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
-    stored, standing, status = response.stored, response.audit_columns, response.stored.status
+    stored, status = response.stored, response.stored.status
     counts = (stored.input_tokens, stored.cached_tokens, stored.output_tokens, stored.reasoning_tokens)
     if is_unfinished(response):
         if stored.finished_at is not None:
             yield "I11", f"it is {status}, but has finished_at."
         if any(value is not None for value in (*counts, stored.error_code, stored.incomplete_reason)):
             yield "I11", f"it is {status}, but has what only an ended response has."
-        if (status == "in_progress") != (standing.started_at is not None):
-            yield "I11", f"it is {status}, but has {'a' if standing.started_at else 'no'} started_at."
+        if (status == "in_progress") != (stored.started_at is not None):
+            yield "I11", f"it is {status}, but has {'a' if stored.started_at else 'no'} started_at."
     else:
         if stored.finished_at is None:
             yield "I11", f"it is {status}, but has no finished_at."
@@ -252,18 +233,17 @@ def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
             yield "I11", f"it is {status}, and its error is {stored.error_code}."
         if (status == "incomplete") != (stored.incomplete_reason is not None):
             yield "I11", f"it is {status}, and its incomplete_reason is {stored.incomplete_reason}."
-        if status in ("completed", "incomplete") and standing.started_at is None:
+        if status in ("completed", "incomplete") and stored.started_at is None:
             yield "I11", f"it is {status}, but never began."
-    if standing.deaths > stored.attempt:
-        yield "I12", f"it had {stored.attempt} attempts, but {standing.deaths} of them died."
+    if stored.deaths > stored.attempt:
+        yield "I12", f"it had {stored.attempt} attempts, but {stored.deaths} of them died."
 
 
 def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
-    stored, standing = response.stored, response.audit_columns
+    stored = response.stored
     latest = stored.finished_at or moment.now
-    named = {name: getattr(standing, name) for name in ("queued_at", "started_at", "first_token_at")}
-    named["finished_at"] = stored.finished_at
-    for name, time in named.items():
+    for name in ("queued_at", "started_at", "first_token_at", "finished_at"):
+        time = getattr(stored, name)
         if time is not None and time < stored.created_at - SLACK:
             yield "I14", f"its {name} is before its created_at."
         if time is not None and time > latest + SLACK:
@@ -274,12 +254,12 @@ def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Findin
 
 def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
     """An expired response may wait for the next purge, without its stream."""
-    if response.audit_columns.deleted_at is None or is_unfinished(response):
+    if response.stored.deleted_at is None or is_unfinished(response):
         return
-    expires = response.audit_columns.expires_at
+    expires = response.stored.expires_at
     if response.folded is not None or response.hot:
         yield "I16", "it is deleted, but its events are kept."
-    if not response.audit_columns.has_next and (expires is None or expires > moment.now):
+    if not response.stored.has_next and (expires is None or expires > moment.now):
         yield "I16", "it is deleted and no response goes on from it, but it is kept."
 
 

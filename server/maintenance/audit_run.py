@@ -4,10 +4,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from server.maintenance import audit_responses as invariants
-from server.maintenance.audit_responses import AuditLimits, Violation, check_conversation, check_image
+from server.maintenance.audit_responses import (
+    AuditLimits,
+    Violation,
+    check_conversation,
+    check_image,
+    check_stray,
+)
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
@@ -41,8 +48,8 @@ def violations(
     connection: Connection, scope: Scope, limits: AuditLimits, tally: Tally
 ) -> Iterator[Violation]:
     """The violations, as they are found; counts them in `tally`."""
-    yield from _response_violations(connection, scope, limits, tally)
-    for violation in _other_violations(connection, scope, limits):
+    of_responses = _response_violations(connection, scope, limits, tally)
+    for violation in chain(of_responses, _other_violations(connection, scope, limits)):
         tally.violations[violation.invariant] += 1
         yield violation
 
@@ -55,9 +62,7 @@ def _response_violations(
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
-            for violation in invariants.check(response, moment, limits):
-                tally.violations[violation.invariant] += 1
-                yield violation
+            yield from invariants.check(response, moment, limits)
 
 
 def _tenants(connection: Connection, scope: Scope, *tables: str) -> list[str]:
@@ -69,21 +74,17 @@ def _tenants(connection: Connection, scope: Scope, *tables: str) -> list[str]:
 
 
 def _other_violations(connection: Connection, scope: Scope, limits: AuditLimits) -> Iterator[Violation]:
-    yield from _image_violations(connection, scope)
-    yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
-    yield from invariants.check_keys(
-        store.shared_keys(connection, scope.tenant),
-        store.lost_keys(connection, scope.tenant, limits.key_seconds),
-    )
-
-
-def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violation]:
-    """Violations by pictures and by conversations, which a bound on the number of responses leaves out."""
-    if scope.limit is not None:
-        return
-    for tenant in _tenants(connection, scope, "images", "conversations"):
+    """Violations by pictures, by conversations and in whole tables; a bound on the number of responses leaves
+    the former two out.
+    """
+    tenants = _tenants(connection, scope, "images", "conversations") if scope.limit is None else ()
+    for tenant in tenants:
         for conversation in store.conversations(connection, tenant):
-            yield from invariants.check_images(tenant, check_conversation(conversation))
-        found = map(check_image, store.unsound_images(connection, tenant, scope))
-        yield from invariants.check_images(tenant, found)
-        yield from invariants.check_orphans(store.image_orphans(connection, tenant))
+            yield from (
+                Violation(name, tenant, None, said) for name, said in check_conversation(conversation)
+            )
+        for image in store.unsound_images(connection, tenant, scope):
+            name, said = check_image(image)
+            yield Violation(name, tenant, None, said)
+        yield from map(check_stray, store.stray_uses(connection, tenant))
+    yield from map(check_stray, store.strays(connection, scope.tenant, limits.key_seconds))

@@ -13,7 +13,7 @@ from server.store.erasure import tenant_rows
 from server.store.erasure.subject import Subject
 from server.store.schema.upgrade import newest_revision
 from server.store.transfer import read_rows
-from server.store.transfer.columns import columns_of, to_json
+from server.store.transfer.exported_tables import columns_of, to_json
 from server.version import VERSION
 
 FORMAT: Final = 1
@@ -39,7 +39,9 @@ def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
     first_object = next(objects, None)
     unfinished = read_rows.count_unfinished(connection, subject)
     if first_object is None and not unfinished:
-        _refuse_unknown(connection, subject)
+        if subject.user is not None:
+            raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
+        tenant_rows.refuse_unknown(connection, subject.tenant)
     yield _line(
         {
             "object": "export",
@@ -56,13 +58,6 @@ def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
     yield from objects
     total = counts.total() + 2
     yield _line({"object": "end", "lines": total, "counts": dict(counts), "unfinished": unfinished})
-
-
-def _refuse_unknown(connection: Connection, subject: Subject) -> None:
-    """Raises NotFound for a user, of whom nothing is stored, and for a tenant without a row in any table."""
-    if subject.user is not None:
-        raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
-    tenant_rows.refuse_unknown(connection, subject.tenant)
 
 
 def _objects(connection: Connection, subject: Subject, counts: Counter[str]) -> Iterator[bytes]:

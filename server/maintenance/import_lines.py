@@ -24,7 +24,7 @@ from server.store.database_errors import DatabaseError, TransientError, first_li
 from server.store.log_append import CODECS
 from server.store.log_read import parse_folded
 from server.store.transfer import insert_rows
-from server.store.transfer.columns import TABLES, BadValue, row_of
+from server.store.transfer.exported_tables import TABLES, BadValue, row_of
 
 MAX_LINE: Final = 256 * 2**20
 """Bytes of a line."""

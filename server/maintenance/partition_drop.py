@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Literal
 
 from server.crashpoints import crashpoint
 from server.store.content.deletion import ExpiredRange
@@ -20,6 +21,7 @@ from server.store.schema import partition_removal, partitions
 from server.store.schema.partitions import CONTENT, Partition
 
 log = logging.getLogger("holdfast.retention")
+Table = Literal["responses", "usage_ledger"]
 STATEMENT_SECONDS = 900
 """The time of a statement that reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
@@ -43,9 +45,8 @@ class PartitionDrop:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._database = database
-        self._ledger_days = ledger_days
         entry_days = max(ledger_days, retention_days) if ledger_days else 0
-        self._days = {"responses": retention_days, "usage_ledger": entry_days}
+        self._days: dict[Table, int] = {"responses": retention_days, "usage_ledger": entry_days}
         """The age at which partitions go, by table. Entries of stored responses stay in the ledger."""
         self._terms = {"responses": quiet_seconds, "usage_ledger": ledger_days}
         self._sleep = sleep
@@ -54,19 +55,11 @@ class PartitionDrop:
         self._busy_at: dict[str, float] = {}
         """The partitions that were in use, and when that was found."""
 
-    def run(self) -> Counter[str]:
+    def run(self, table: Table = "responses") -> Counter[str]:
         """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
 
         A partition that is in use stays for the next run.
         """
-        return self._run("responses")
-
-    def run_ledger(self) -> None:
-        """Removes due partitions of the ledger. Raises DatabaseError."""
-        if self._ledger_days:
-            self._run("usage_ledger")
-
-    def _run(self, table: str) -> Counter[str]:
         with self._connection() as connection:
             done = self._finish(connection, table)
             for parts in self._due(connection, table):
@@ -82,15 +75,8 @@ class PartitionDrop:
             with connection.begin():
                 return not any(partition_removal.detached(connection, table) for table in self._days)
 
-    def row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """The ranges of responses that are purged one by one, because their partition does not go soon."""
-        return self._row_by_row_of("responses")
-
-    def entries_row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """The ranges of the ledger's entries that are purged one by one."""
-        return self._row_by_row_of("usage_ledger")
-
-    def _row_by_row_of(self, table: str) -> tuple[ExpiredRange, ...]:
+    def row_by_row(self, table: Table = "responses") -> tuple[ExpiredRange, ...]:
+        """The ranges of rows that are purged one by one, because their partition does not go soon."""
         decided = frozenset(name for name in self._looked_at if self._is_decided(name))
         with self._database.begin() as connection:
             ranged = partitions.ranged_partitions(connection, table)
@@ -100,7 +86,7 @@ class PartitionDrop:
         found_at = self._looked_at.get(name)
         return found_at is not None and time.monotonic() - found_at < RECHECK_SECONDS
 
-    def _due(self, connection: Connection, table: str) -> Sequence[Sequence[Partition]]:
+    def _due(self, connection: Connection, table: Table) -> Sequence[Sequence[Partition]]:
         """Due partitions; one of responses with those of the other tables of CONTENT that have its range.
 
         Partitions of responses that lack one of the others are left out.
@@ -116,7 +102,7 @@ class PartitionDrop:
             if all(partition.range in other for other in by_range)
         ]
 
-    def _detach(self, connection: Connection, table: str, parts: Sequence[Partition]) -> bool:
+    def _detach(self, connection: Connection, table: Table, parts: Sequence[Partition]) -> bool:
         """Detaches the partitions of one range, the first of which is of `table`, if that is worth it."""
         partition = parts[0]
         busy_at = self._busy_at.get(partition.name, -math.inf)
@@ -146,7 +132,7 @@ class PartitionDrop:
         log.info("%s is in use and is dropped later", partition.name)
         return False
 
-    def _finish(self, connection: Connection, table: str) -> Counter[str]:
+    def _finish(self, connection: Connection, table: Table) -> Counter[str]:
         done: Counter[str] = Counter()
         with connection.begin():
             left = partition_removal.detached(connection, table)

@@ -19,10 +19,10 @@ from server.protocol.ids import response_id
 from server.store import log_append
 from server.store.administration import (
     audit_trail,
-    budgets,
+    budget_standings,
     ledger,
     rate_buckets,
-    refused_requests,
+    refused_request_counts,
     spend,
     usage_days,
 )
@@ -38,7 +38,7 @@ from server.store.content.conversation_expiry import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line, is_unavailable
-from server.store.disk_space import Disk, Shortage
+from server.store.disk_space import Disk, Space
 from server.store.log_append import LogGap
 from server.store.schema import partitions
 from server.supervised_thread import Retry, SupervisedThread
@@ -78,7 +78,7 @@ def _go_on(_seconds: float) -> bool:
 class DiskShort(Exception):
     """The database's disk is too full for a purge, which writes before it frees."""
 
-    def __init__(self, shortage: Shortage) -> None:
+    def __init__(self, shortage: Space) -> None:
         super().__init__(
             f"{shortage.free} bytes are free on the database's disk; {shortage.reserve} must be."
         )
@@ -223,7 +223,7 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
     steps = (
         storage_usage.fold_changes,
         spend.fold,
-        budgets.delete_over,
+        budget_standings.delete_over,
         rate_buckets.delete_full,
         usage_days.fold,
     )
@@ -312,7 +312,7 @@ def remove_old(
             return
     with database.begin() as connection:
         usage_days.forget_users(connection)
-        refused_requests.forget(connection)
+        refused_request_counts.forget(connection)
         cluster_overview.remove_ended(connection)
 
 
@@ -411,7 +411,8 @@ class Retention:
         return purge_conversations(self._database, self._conversation_days, self.thread.wait)
 
     def _remove_old(self) -> None:
-        with self.thread.idle():
-            self._drop.run_ledger()
-        ranges = self._drop.entries_row_by_row()
+        if self._ledger_days:
+            with self.thread.idle():
+                self._drop.run("usage_ledger")
+        ranges = self._drop.row_by_row("usage_ledger")
         remove_old(self._database, self._ledger_days, ranges, self.thread.wait)

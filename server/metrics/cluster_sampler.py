@@ -55,12 +55,6 @@ class ClusterSampler:
         self._reading: Reading | None = None
         self.thread = SupervisedThread("metrics sampler", self._turn, retry=Retry(max_failures=None))
 
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
-
     @property
     def reading(self) -> Reading | None:
         """The last reading; None before the first, and if it is too old. Any thread."""
@@ -105,8 +99,10 @@ def _overview_families(overview: ClusterOverview) -> Iterator[Family]:
         ("status", "background"),
         [((status, str(background).lower()), count) for (status, background), count in counts.items()],
     )
-    says = "How long the oldest response has waited that no replica runs."
+    says = "How long the oldest response without a completion window has waited that no replica runs."
     yield gauge("holdfast_oldest_queued_seconds", says, overview.oldest_queued_seconds)
+    says = "Responses with a completion window of 2h or 8h that wait until a replica has nothing else to do."
+    yield gauge("holdfast_responses_waiting_for_idle", says, overview.waiting_for_idle)
     yield gauges(
         "holdfast_replicas",
         "Replicas: those alive, and those that were within the last day, by state and role.",

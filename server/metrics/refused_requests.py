@@ -12,8 +12,8 @@ from server.caller import TOKEN
 from server.errors import ApiError
 from server.logs.context import CURRENT
 from server.metrics.families import OTHER
-from server.store.administration import refused_requests
-from server.store.administration.refused_requests import RefusedRequest
+from server.store.administration import refused_request_counts
+from server.store.administration.refused_request_counts import RefusedRequest
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
@@ -83,7 +83,7 @@ class RefusalWriter:
             return
         try:
             with self._database.begin() as connection:
-                refused_requests.add(connection, counts)
+                refused_request_counts.add(connection, counts)
         except DatabaseError as error:
             self._refused.add(counts)
             log.debug("refused requests are stored later: %s", type(error).__name__)

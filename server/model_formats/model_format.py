@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.request import PromptImage, StructuredOutput
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import Effort, ReasoningContext
+from server.protocol.responses.request import Effort, ReasoningContext, TextFormat
+from server.protocol.responses.tools import ToolChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +50,14 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallChoice:
-    """A request's `tool_choice` and `parallel_tool_calls`."""
-
-    mode: Literal["none", "auto", "required"] = "auto"
-    allowed: tuple[str, ...] | None = None
-    """Names of the only tools that may be called; None allows all. The prompt lists all tools in any case."""
-    parallel: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFormat:
-    """The format of the final answer, `text.format` of a request."""
-
-    kind: Literal["text", "json_object", "json_schema"] = "text"
-    schema: Mapping[str, Any] | None = None
-    name: str = ""
-    description: str | None = None
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConversation:
     """The input of `ModelFormat.write`."""
 
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[PromptTool] = ()
-    tool_choice: CallChoice = CallChoice()
-    format: OutputFormat = OutputFormat()
+    tool_choice: ToolChoice = ToolChoice()
+    format: TextFormat = TextFormat("text")
     reasoning_effort: Effort | None = None
     reasoning_context: ReasoningContext | None = None
     """Which turns' reasoning the prompt has; None and "auto" are the model's own way."""

@@ -144,71 +144,80 @@ class CallsInReasoning:
     openers: tuple[str, ...]
     read: Callable[[TextEmitter, str], Reader[bool]]
     """Reads calls behind this opener, with text around them as reasoning; whether there is one."""
+    is_cut: Callable[[], bool]
+    """Whether the last call that was read has no end."""
+    free: bool
+    """Whether no grammar says where calls are."""
     restore: Callable[[str], str]
     """The text with special tokens spelled out."""
 
 
-def read_reasoning(
-    scanner: Scanner,
-    reasoning_format: ReasoningFormat,
-    reasoning: TextEmitter,
-    answer: TextEmitter,
-    *,
-    opened: bool,
-    calls: CallsInReasoning | None = None,
-) -> Reader[None]:
-    """Reads the reasoning, if any, up to the beginning of the answer."""
-    scanner.in_reasoning = opened
-    yield from scanner.copy_run(SPACE, answer.add)
-    tag = yield from scanner.accept(*reasoning_format.start_tags)
-    if not tag and not opened:
-        return
-    answer.restart()
-    yield from read_thought(scanner, reasoning_format, reasoning, calls)
+class ThoughtReader:
+    """Reads the reasoning of an output and the calls within it."""
 
+    def __init__(
+        self,
+        scanner: Scanner,
+        reasoning_format: ReasoningFormat,
+        reasoning: TextEmitter,
+        calls: CallsInReasoning | None = None,
+    ) -> None:
+        self.reasoning_format = reasoning_format
+        self._scanner = scanner
+        self._reasoning = reasoning
+        self._calls = calls
+        self._openers = calls.openers if calls else ()
+        self._stops = StopTexts([*reasoning_format.end_tags, *self._openers])
 
-def read_thought(
-    scanner: Scanner,
-    reasoning_format: ReasoningFormat,
-    reasoning: TextEmitter,
-    calls: CallsInReasoning | None,
-) -> Reader[None]:
-    """Reads reasoning after its start tag, up to what ends it."""
-    scanner.in_reasoning = True
-    openers = calls.openers if calls else ()
-    stops = StopTexts([*reasoning_format.end_tags, *openers])
-    while True:
-        stop = yield from scanner.copy_until(stops, reasoning.add)
-        if not calls or stop not in openers:
-            break
-        stop = yield from _read_calls(scanner, stops, calls, reasoning, stop)
-        if stop not in openers:
-            break
-    scanner.in_reasoning = not stop
+    def read_first(self, answer: TextEmitter, *, opened: bool) -> Reader[None]:
+        """Reads the reasoning, if any, up to the beginning of the answer."""
+        self._scanner.in_reasoning = opened
+        yield from self._scanner.copy_run(SPACE, answer.add)
+        tag = yield from self._scanner.accept(*self.reasoning_format.start_tags)
+        if tag or opened:
+            yield from self.read(answer)
 
+    def read(self, answer: TextEmitter) -> Reader[None]:
+        """Reads reasoning after its start tag, up to what ends it."""
+        scanner = self._scanner
+        answer.restart()
+        self._reasoning.restart()
+        scanner.in_reasoning = True
+        while True:
+            stop = yield from scanner.copy_until(self._stops, self._reasoning.add)
+            if self._calls and stop in self._openers:
+                stop = yield from self._read_calls(self._calls, stop)
+            if stop not in self._openers:
+                break
+        scanner.in_reasoning = not stop
 
-def _read_calls(
-    scanner: Scanner, stops: StopTexts, calls: CallsInReasoning, reasoning: TextEmitter, opener: str
-) -> Reader[str]:
-    """Reads calls within the reasoning; returns the tag that ended it, or the opener if there is no call.
+    def _read_calls(self, calls: CallsInReasoning, opener: str) -> Reader[str]:
+        """Reads calls within the reasoning; returns the tag that ended it, or the opener if there is no call.
 
-    Their deltas are withheld until it is known whether an answer follows: then they were only mentioned.
-    """
-    within = reasoning.another()
-    scanner.hold(len(opener))
-    stop, call_end = opener, None
-    while stop in calls.openers:
-        called = yield from calls.read(within, stop)
-        if called:
-            call_end = scanner.offset
-        elif call_end is None:
-            break
-        stop = yield from scanner.copy_until(stops, within.add)
-    end = scanner.offset - (len(stop) if stop not in calls.openers else 0)
-    if stop not in calls.openers:
-        yield from scanner.skip_space()
-    if call_end is None or (stop and (yield from scanner.peek())):
-        reasoning.add_text(calls.restore(scanner.recall(end)))
-    else:
-        scanner.release(call_end)
-    return stop
+        Their deltas are withheld until it is known whether an answer follows: then they were only mentioned.
+        So was a call that was begun and whose value has the tag: cut off, or before another call.
+        """
+        scanner, within = self._scanner, self._reasoning.another()
+        tags, openers = StopTexts(self.reasoning_format.end_tags), StopTexts(self._openers)
+        scanner.hold(len(opener))
+        stop, call_end = opener, None
+        while stop in calls.openers:
+            piece = scanner.pieces
+            called = yield from calls.read(within, stop)
+            if called and calls.free and (tag := scanner.find_held(tags, openers, piece, cut=calls.is_cut())):
+                self._reasoning.add_text(calls.restore(scanner.put_back(tag)))
+                yield from scanner.skip_space()
+                return tag[0]
+            if called:
+                call_end = scanner.offset
+            elif call_end is None:
+                break
+            stop = yield from scanner.copy_until(self._stops, within.add)
+        end = scanner.offset - (len(stop) if stop not in calls.openers else 0)
+        if stop not in calls.openers:
+            yield from scanner.skip_space()
+        if call_end is None or (stop and (yield from scanner.peek())):
+            self._reasoning.add_text(calls.restore(scanner.recall(end)))
+        else:
+            scanner.release(call_end)
+        return stop

@@ -39,7 +39,7 @@ def load_model_format(
         return HarmonyFormat.load(folder, places)
     template = ChatTemplate(folder, image_placeholder, chat_template)
     if tool_parser is not None:
-        call_format: type[ToolCallFormat] | None = TOOL_CALL_FORMATS[tool_parser]
+        call_format: ToolCallFormat | None = TOOL_CALL_FORMATS[tool_parser]
     else:
         shows_tools = "tools" in template.variables
         call_format = detect_tool_call_format(template.source, model_type if shows_tools else None)

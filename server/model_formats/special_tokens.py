@@ -32,7 +32,7 @@ class Markup:
         return _ANY.sub(lambda match: self._texts.get(match[0], ""), text) if self.signs else text
 
     def clean(self, text: str) -> str:
-        return _ANY.sub("", text) if self.signs else text
+        return _ANY.sub("", text) if self.signs and not text.isascii() else text
 
     def is_sign(self, text: str) -> bool:
         return bool(_ANY.match(text))

@@ -62,8 +62,10 @@ class Scanner:
         self._held: list[str] | None = None
         """While deltas are withheld: the text since `_held_from`, an offset in the whole text."""
         self._held_from = 0
+        self._held_again = False
+        """Whether withheld text was put back, which is done once: the time stays linear."""
         self.tokens_of_calls = 0
-        """Tokens that were counted as reasoning and turned out to be calls."""
+        """Tokens that were counted as reasoning and turned out to be calls or answer."""
         self._given: list[Delta] = []
         """While deltas are withheld: those before."""
         self._starts: deque[tuple[int, int]] = deque()
@@ -81,10 +83,14 @@ class Scanner:
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
-        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
-        self._text = self._text[dropped:] + text
-        self._before += dropped
-        self._at -= dropped
+        if self._mark is None and self._at == len(self._text):
+            self._before += self._at
+            self._text, self._at = text, 0
+        else:
+            dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+            self._text = self._text[dropped:] + text
+            self._before += dropped
+            self._at -= dropped
         return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
@@ -117,6 +123,37 @@ class Scanner:
         self.deltas = self._given
         return text
 
+    @property
+    def pieces(self) -> int:
+        """How many pieces the withheld text has."""
+        return len(self._held or ())
+
+    def find_held(
+        self, tags: StopTexts, openers: StopTexts, piece: int, *, cut: bool
+    ) -> re.Match[str] | None:
+        """The first of the `tags` that was read since this piece of the withheld text and, unless that is
+        `cut` off, has an opener behind it.
+        """
+        if self._held is None or self._held_again:
+            return None
+        text = "".join(self._held[max(0, piece - 1) :])
+        read = len(text) - len(self._text) + self._at
+        tag = tags.search(text, 0, read)
+        return tag if tag and (cut or openers.search(text, tag.end(), read)) else None
+
+    def put_back(self, tag: re.Match[str]) -> str:
+        """Drops the withheld deltas, and has the text behind the tag of `find_held` read again; returns the
+        text before the tag.
+        """
+        text = "".join(self._held or ())
+        behind = tag.string[tag.end() :]
+        self._held, self._held_again, self.deltas = None, True, self._given
+        self._before += len(self._text) - len(behind)
+        self._text, self._at = behind, 0
+        self._mark = None
+        self.tokens_of_calls += sum(start >= self._before for start, _ in self._starts)
+        return text[: len(text) - len(behind) - len(tag[0])]
+
     def take_token_indices(self, start: int, end: int) -> tuple[int, ...]:
         """The indices of the tokens that begin in [start, end). Calls must come in ascending order."""
         indices = []
@@ -135,9 +172,14 @@ class Scanner:
         return self._mark is not None
 
     @property
+    def read_since_mark(self) -> int:
+        """Characters read since the mark."""
+        return 0 if self._mark is None else self.offset - self._mark
+
+    @property
     def overlong(self) -> bool:
         """Whether more than `MAX_BUFFERED` characters were read since the mark."""
-        return self._mark is not None and self.offset - self._mark > MAX_BUFFERED
+        return self.read_since_mark > MAX_BUFFERED
 
     def unmark(self) -> str:
         """Removes the mark; returns the text read since."""
@@ -145,6 +187,10 @@ class Scanner:
         text = self._text[self._mark - self._before : self._at]
         self._mark = None
         return text
+
+    def drop_mark(self) -> None:
+        """Removes the mark, if there is one: the text read since is not emitted."""
+        self._mark = None
 
     def unread(self, count: int) -> None:
         self._at -= count
@@ -235,9 +281,10 @@ class Scanner:
     def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
         """Passes matching text to `sink`; True before other text. The pattern must need no lookahead."""
         while True:
-            end = _end_of(pattern, self._text, self._at)
-            if end > self._at:
-                sink(self._read_to(end))
+            match = pattern.match(self._text, self._at)
+            if match and match.end() > self._at:
+                self._at = match.end()
+                sink(match[0])
             if self._at < len(self._text):
                 return True
             if self.ended:
@@ -273,14 +320,13 @@ class TextEmitter:
         kind: Literal["answer", "reasoning"],
         clean: Callable[[str], str],
         *,
-        buffers_space: bool = True,
         strips: bool = False,
     ) -> None:
         """`clean` removes signs of special tokens; `strips` drops leading white space."""
         self._scanner = scanner
         self._reasons = kind == "reasoning"
         self._clean = clean
-        self.buffers_space = buffers_space
+        self.buffers_space = True
         self._strips = strips
         self._space: list[str] = []
         self._since = 0

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from server.model_formats.model_format import PromptError, PromptTool, qualified_name
-from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS
+from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS, mapping
 
 SEPARATORS = ("__", "-", ".")
 """Separators that clients and models put between a namespace, plugin or server label and a tool's name."""
@@ -91,6 +91,19 @@ def description_of(tool: PromptTool) -> str:
         kind = {"lark": "Lark grammar", "regex": "regular expression"}[tool.syntax]
         description += f"\n\nThe input follows this {kind}:\n{tool.definition}"
     return description
+
+
+def with_descriptions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The `function_schema` with an empty description of each property without one, for templates that need
+    all to be described (Command R+).
+    """
+    function = schema["function"]
+    parameters = function["parameters"]
+    properties = {
+        name: {"description": "", **inner} if isinstance(inner, Mapping) else inner
+        for name, inner in mapping(parameters, "properties").items()
+    }
+    return {**schema, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 
 def function_schema(name: str, tool: PromptTool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from jwt import InvalidKeyError
-from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from jwt.algorithms import get_default_algorithms
 
 from server.configuration.setting_groups.tokens import is_safe_url
 from server.errors import NotAuthenticated, NotReady, Overloaded
@@ -69,23 +69,11 @@ def _read_key(jwk: Mapping[str, Any]) -> SigningKey | None:
         return None
     public = {name: jwk[name] for name in _PUBLIC_MEMBERS if name in jwk}
     try:
-        key = _read_public_key(kind, public)
+        key = get_default_algorithms()[min(algorithms)].from_jwk(public)
     except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     bits = getattr(key, "key_size", MIN_RSA_BITS) if kind == "RSA" else MIN_RSA_BITS
     return SigningKey(kid, key, algorithms) if MIN_RSA_BITS <= bits <= MAX_RSA_BITS else None
-
-
-def _read_public_key(kind: object, public: dict[str, Any]) -> object:
-    match kind:
-        case "RSA":
-            return RSAAlgorithm.from_jwk(public)
-        case "EC":
-            return ECAlgorithm.from_jwk(public)
-        case "OKP":
-            return OKPAlgorithm.from_jwk(public)
-        case _:
-            raise ValueError(kind)
 
 
 def select_key(keys: list[SigningKey], kid: str | None, algorithm: str) -> SigningKey | None:

@@ -117,12 +117,6 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         assert problem is not None
         raise problem
 
-    async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
-        raise Refused("Unix sockets are not allowed.")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
 
 def _pool(allowed: AllowedAddresses, lookup: Lookup) -> httpcore.AsyncConnectionPool:
     network = CheckedNetwork(allowed, lookup)

@@ -24,12 +24,12 @@ from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
-from server.process.stages import make_mcp_servers
+from server.process.startup_stages import make_mcp_servers
 from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line
-from server.webhooks.webhook_client import allowed_receivers
+from server.webhooks.delivery_attempt import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 

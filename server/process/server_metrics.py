@@ -12,7 +12,7 @@ from server.http.metrics_listener import MetricsListener
 from server.metrics.cluster_sampler import ClusterSampler, cluster_families
 from server.metrics.engine_families import engine_families
 from server.metrics.families import Family, counter, counters, gauge, gauges, histogram
-from server.process.stages import Operated
+from server.process.startup_stages import Operated
 from server.store.schema.upgrade import newest_revision
 from server.version import VERSION
 
@@ -31,7 +31,7 @@ class ServerMetrics:
         metrics.add(self._collect)
 
     def start(self) -> None:
-        self._sampler.start()
+        self._sampler.thread.start()
         if self._listener is not None:
             self._listener.start()
 
@@ -39,7 +39,7 @@ class ServerMetrics:
         """Ends the threads."""
         if self._listener is not None:
             self._listener.stop()
-        self._sampler.stop()
+        self._sampler.thread.stop()
 
     def _collect(self) -> Iterator[Family]:
         model = self._services.model

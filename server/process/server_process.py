@@ -24,7 +24,15 @@ from server.process.load_model import log_engine
 from server.process.open_database import OpenDatabase
 from server.process.server_metrics import ServerMetrics
 from server.process.shutdown import Shutdown
-from server.process.stages import Loaded, Operated, ProcessEnd, Recording, Serving, Stored, record_process
+from server.process.startup_stages import (
+    Loaded,
+    Operated,
+    ProcessEnd,
+    Recording,
+    Serving,
+    Stored,
+    record_process,
+)
 from server.store.cluster import leases
 from server.store.database import Database
 from server.store.database_errors import DatabaseError

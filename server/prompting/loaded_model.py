@@ -1,5 +1,6 @@
 """`LoadedModel`: the engine and the model format of this process, and its limit on long prompts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.request import Engine, ModelInfo
@@ -37,16 +38,15 @@ class LoadedModel:
     names: tuple[str, ...] = field(init=False)
     """The values of `model` that requests may have: the model and its adapters."""
 
+    weights: Mapping[str, str] = field(init=False)
+    """The digests of the weights that generate for `names`, as far as the engine knows them. Equal digests
+    are the same weights, in whichever process."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_info", self.engine.model_info)
+        weights = {adapter or self.name: digest for adapter, digest in self.model_info.weights.items()}
+        object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "names", (self.name, *self.model_info.adapters))
-
-    def weights_of(self, name: str) -> str | None:
-        """The digest of the weights that generate for one of `names`; None if the engine does not know it.
-
-        Equal digests are the same weights, in whichever process.
-        """
-        return self.model_info.weights.get("" if name == self.name else name)
 
     def image_source(self, tenant: str) -> ImageSource | None:
         """The reader of a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""

@@ -6,13 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
+import msgspec
+
 from server.errors import InvalidRequest
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
 from server.model_formats.model_format import (
-    CallChoice,
     ModelFormat,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptError,
@@ -32,16 +32,8 @@ from server.prompting.truncation import room_for_prompt, truncate
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.ids import unix_seconds
 from server.protocol.responses import tools as wire
-from server.protocol.responses.items import (
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    plain_text,
-)
-from server.protocol.responses.request import CreateResponse, TruncationSide
+from server.protocol.responses.items import Item, Message, text_of
+from server.protocol.responses.request import CreateResponse, TextFormat, TruncationSide
 from server.sealing.sealed_items import unseal_items
 
 _AUTOMATIC = wire.ToolChoice()
@@ -110,19 +102,7 @@ def moment_of(response: UUID) -> datetime:
 
 def characters_of(conversation: PromptConversation) -> int:
     """Characters that any chat template puts into the prompt; tools are not counted."""
-    return len(conversation.instructions or "") + sum(map(_text_size, conversation.items))
-
-
-def _text_size(item: Item) -> int:
-    """Characters of a message or a call's output; 0 for other items, which a template may drop."""
-    match item:
-        case Message(content=[InputText(text) | OutputText(text)]):
-            return len(text)
-        case Message(content=content):
-            return len(plain_text(content))
-        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return len(output if isinstance(output, str) else plain_text(output))
-    return 0
+    return len(conversation.instructions or "") + sum(len(text_of(item) or "") for item in conversation.items)
 
 
 def write_within(
@@ -196,9 +176,7 @@ def make_conversation(
         items=items,
         instructions=request.instructions,
         tools=without_labels([tool for declared in tools for tool in _tools(declared)]) if tools else (),
-        tool_choice=CallChoice(
-            mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
-        ),
+        tool_choice=msgspec.structs.replace(choice, parallel=request.parallel_tool_calls is not False),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         reasoning_context=request.reasoning.context if request.reasoning else None,
@@ -250,16 +228,8 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[PromptTool
             ]
 
 
-def _format(request: CreateResponse) -> OutputFormat:
-    output_format = request.text.format if request.text else None
-    if output_format is None:
-        return OutputFormat()
+def _format(request: CreateResponse) -> TextFormat:
+    output_format = (request.text.format if request.text else None) or TextFormat("text")
     if output_format.type == "json_schema" and output_format.schema is None:
         raise InvalidRequest("A json_schema format needs a schema.", param="text.format.schema")
-    return OutputFormat(
-        kind=output_format.type,
-        schema=output_format.schema,
-        name=output_format.name or "",
-        description=output_format.description,
-        strict=bool(output_format.strict),
-    )
+    return output_format

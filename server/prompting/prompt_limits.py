@@ -134,15 +134,15 @@ def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str
 
 def _check_format(conversation: PromptConversation) -> None:
     output_format = conversation.format
-    if len(output_format.name) > MAX_FORMAT_NAME:
+    if len(output_format.name or "") > MAX_FORMAT_NAME:
         raise InvalidRequest(
             f"The name of a format may have {MAX_FORMAT_NAME} characters.", param="text.format.name"
         )
-    if output_format.kind != "json_schema" or output_format.schema is None:
+    if output_format.type != "json_schema" or output_format.schema is None:
         return
     why = _no_object(output_format.schema, strict=True) if output_format.strict else None
     if why is not None:
-        raise _invalid_format(f"Invalid schema for response_format '{output_format.name}': {why}.")
+        raise _invalid_format(f"Invalid schema for response_format '{output_format.name or ''}': {why}.")
     if is_nested_deeper(output_format.schema, MAX_RAW_DEPTH):
         raise _invalid_format(f"The schema of a format may be nested {MAX_RAW_DEPTH} levels deep.")
 

@@ -6,7 +6,7 @@ left out: its results are in the model's messages.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +33,7 @@ from server.protocol.responses.items import (
     SettingsItem,
     item_type,
     plain_text,
+    text_of,
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
@@ -65,16 +66,23 @@ def dividing(served: LoadedModel, tenant: str, items: Sequence[Item]) -> Abstrac
 def retained_messages(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Message]:
     """The newest messages that the model did not write; instructions are chosen before user messages."""
     candidates = [item for item in items if isinstance(item, Message) and _is_retained(item)]
-    chosen: set[str] = set()
+    newest_first = candidates[::-1]
+    in_order = sorted(newest_first, key=lambda message: message.role == "user")
+    chosen = _first_within(served, ([message] for message in in_order), max_tokens)
+    return [message for message in candidates if id(message) in chosen]
+
+
+def _first_within(served: LoadedModel, groups: Iterable[Sequence[Item]], max_tokens: int) -> set[int]:
+    """The identities of the items of the first groups that have so many tokens together."""
+    chosen: set[int] = set()
     count = _TokenCount(served)
     left = max_tokens
-    newest_first = candidates[::-1]
-    for message in sorted(newest_first, key=lambda message: message.role == "user"):
-        left -= count(plain_text(message.content), left)
+    for group in groups:
+        left -= sum([count(_text(item), left) for item in group])
         if left < 0:
             break
-        chosen.add(message.id)
-    return [message for message in candidates if message.id in chosen]
+        chosen |= set(map(id, group))
+    return chosen
 
 
 def _is_retained(message: Message) -> bool:
@@ -101,14 +109,7 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
 
 def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
     """The newest calls with their outputs, from which the model continues."""
-    chosen: set[int] = set()
-    count = _TokenCount(served)
-    left = max_tokens
-    for call, output in _answered_calls(items[::-1]):
-        left -= count(_text(call), left) + count(_text(output), left)
-        if left < 0:
-            break
-        chosen |= {id(call), id(output)}
+    chosen = _first_within(served, _answered_calls(items[::-1]), max_tokens)
     return [item for item in items if id(item) in chosen]
 
 
@@ -125,9 +126,7 @@ def _text(item: Item) -> str:
     match item:
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text
-        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return output if isinstance(output, str) else plain_text(output)
-    return ""
+    return text_of(item) or ""
 
 
 class _TokenCount:

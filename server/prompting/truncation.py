@@ -23,7 +23,7 @@ from server.protocol.responses.items import (
     Message,
     Reasoning,
     encode_item,
-    plain_text,
+    text_of,
 )
 
 STEP_SHARE = 3
@@ -147,12 +147,8 @@ def _size(item: Item) -> int:
 
 
 def _text(item: Item) -> str:
-    match item:
-        case Message(content=content):
-            return plain_text(content)
-        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return output if isinstance(output, str) else plain_text(output)
-    return encode_item(item).decode()
+    text = text_of(item)
+    return encode_item(item).decode() if text is None else text
 
 
 def _is_of(item: Item, *roles: str) -> bool:

@@ -18,18 +18,20 @@ from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
 from server.prompting.compaction import prepare_with_compaction
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import moment_of, write_prompt
-from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
-from server.prompting.request_parameters import (
+from server.prompting.engine_request import (
     SEALED_REASONING,
+    Prepared,
+    ResolvedRequest,
     asks_for_summary,
     is_ranked,
+    prepare,
     prompt_logprobs,
     stop_strings,
     wants_logprobs,
 )
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.request import CreateResponse

@@ -11,13 +11,13 @@ milliseconds and releases the GIL. NUL characters are refused because Postgres' 
 import itertools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from server.protocol.error_object import DecodeFailure, missing_parameter
-from server.protocol.known_parameters import Endpoint, check_names
+from server.protocol.parameter_support import ELSEWHERE, PATHS, TABLES, Endpoint, ParameterRow
 
 T = TypeVar("T")
 
@@ -119,6 +119,8 @@ _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 ANY_KEY = "[...]"
 """How msgspec writes the key of an object in a path."""
+MAX_NEUTRAL = 64
+"""Bytes of a refused parameter's value that may be one without an effect."""
 MAX_KEYS = 1024
 """Keys of an object among which a wrong value is looked for."""
 
@@ -147,6 +149,23 @@ def decode(
     except RecursionError as error:
         raise DecodeFailure("The request body is nested too deeply.", code="invalid_json") from error
     return value
+
+
+def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
+    """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
+    table, elsewhere = TABLES[endpoint], ELSEWHERE[endpoint]
+    for name, value in params.items():
+        row = table.get(name) or elsewhere.get(name)
+        if row is not None and row.verdict == "refused" and not _is_neutral(row, value):
+            message = f"Unsupported parameter: '{name}' is not supported on {PATHS[endpoint]}. {row.reason}"
+            raise DecodeFailure(message, name, "unsupported_parameter")
+
+
+def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
+    if len(value) > MAX_NEUTRAL:
+        return False
+    read = msgspec.json.decode(value)
+    return read is None or read in row.neutral
 
 
 def convert(value: object, kind: Any, param: str) -> Any:

@@ -45,33 +45,18 @@ def unix_seconds(uuid: UUID) -> int:
     return (uuid.int >> 80) // 1000 if uuid.version == 7 else 0
 
 
-def response_id(uuid: UUID) -> str:
-    return f"resp_{uuid.hex}"
+def _write(uuid: UUID, prefix: str) -> str:
+    return f"{prefix}{uuid.hex}"
 
 
-def conversation_id(uuid: UUID) -> str:
-    return f"conv_{uuid.hex}"
-
-
-def webhook_endpoint_id(uuid: UUID) -> str:
-    return f"we_{uuid.hex}"
-
-
-def webhook_id(uuid: UUID) -> str:
-    """The `webhook-id` of a delivery, the same in each of its attempts."""
-    return f"wh_{uuid.hex}"
-
-
-def event_id(uuid: UUID) -> str:
-    return f"evt_{uuid.hex}"
-
-
-def completion_id(uuid: UUID) -> str:
-    return f"chatcmpl-{uuid.hex}"
-
-
-def text_completion_id(uuid: UUID) -> str:
-    return f"cmpl-{uuid.hex}"
+response_id = partial(_write, prefix="resp_")
+conversation_id = partial(_write, prefix="conv_")
+webhook_endpoint_id = partial(_write, prefix="we_")
+webhook_id = partial(_write, prefix="wh_")
+"""The `webhook-id` of a delivery, the same in each of its attempts."""
+event_id = partial(_write, prefix="evt_")
+completion_id = partial(_write, prefix="chatcmpl-")
+text_completion_id = partial(_write, prefix="cmpl-")
 
 
 def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:

@@ -1,12 +1,13 @@
 """Pages of OpenAI's list endpoints."""
 
+import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from server.protocol.completions.objects import StoredCompletion, StoredMessage
-from server.protocol.conversations import Conversation
+from server.protocol.conversation_objects import Conversation
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response
@@ -33,24 +34,18 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     has_more: bool
 
 
-class CompletionPage(Page[StoredCompletion], frozen=True, kw_only=True):
-    """A page of stored completions."""
+def page_type(name: str, kind: Any, objects: str) -> type[Page[Any]]:
+    """The type of pages of this kind of objects, by its name and its objects' in the API's document."""
+    own = {"__doc__": f"A page of {objects}."}
+    options = {"frozen": True, "kw_only": True}
+    return types.new_class(name, (Page[kind],), options, lambda body: body.update(own))
 
 
-class MessagePage(Page[StoredMessage], frozen=True, kw_only=True):
-    """A page of a stored completion's messages."""
-
-
-class ItemPage(Page[Item], frozen=True, kw_only=True):
-    """A page of items."""
-
-
-class ResponsePage(Page[Response], frozen=True, kw_only=True):
-    """A page of responses."""
-
-
-class ConversationPage(Page[Conversation], frozen=True, kw_only=True):
-    """A page of conversations."""
+CompletionPage = page_type("CompletionPage", StoredCompletion, "stored completions")
+MessagePage = page_type("MessagePage", StoredMessage, "a stored completion's messages")
+ItemPage = page_type("ItemPage", Item, "items")
+ResponsePage = page_type("ResponsePage", Response, "responses")
+ConversationPage = page_type("ConversationPage", Conversation, "conversations")
 
 
 class _IdField(msgspec.Struct):

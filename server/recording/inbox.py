@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from engine.request import Failed, Finished, Tokens
-from server.recording.inbox_messages import RecorderMessage
+from server.recording.recorder_messages import RecorderMessage
 
 PAUSE_FACTOR = 6.0
 MAX_PAUSE = 0.012

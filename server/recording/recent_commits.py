@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from server.generation.run import Run
-from server.recording.inbox_messages import RunUpdate
-from server.recording.persist import log_rows
+from server.recording.recorder_messages import RunUpdate
+from server.recording.write_updates import log_rows
 from server.store.commit_probe import Probe
 from server.store.log_append import NewLogRow
 

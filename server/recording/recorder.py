@@ -21,14 +21,13 @@ from engine.statistics import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.generation.run import Run, RunFacts
+from server.limits.tenant_limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
-from server.recording.committer import CommitLimits, Committer
+from server.recording.group_commit import CommitLimits, Committer
 from server.recording.inbox import NO_PAUSE, CommitPace, Inbox, Pause
-from server.recording.inbox_messages import (
+from server.recording.recorder_messages import (
     SERVER_ERROR,
     BuildRun,
     CheckOwnership,

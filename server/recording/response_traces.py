@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from time import time_ns
 from uuid import UUID
 
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.protocol.ids import response_id
 from server.protocol.responses.response import Ending
 from server.tracing.spans import Span, Tracer, Value

@@ -15,7 +15,7 @@ from server.generation.run import Run
 from server.logs.context import response_fields
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
-from server.recording.inbox_messages import (
+from server.recording.recorder_messages import (
     SERVER_ERROR,
     BuildRun,
     CancelRequested,

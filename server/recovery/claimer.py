@@ -16,8 +16,8 @@ from server.crashpoints import crashpoint
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
-from server.recording.inbox_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recovery.rebuild_run import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse
@@ -95,8 +95,8 @@ class ClaimPauses:
             self._failures, self._seconds, self._until, self.trouble = 0, 0.0, 0.0, None
 
 
-class UnservedQueue:
-    """Checks once a minute, on the claimer's thread of every replica, whatever its role."""
+class QueueCheck:
+    """Looks at the whole queue once a minute, on the claimer's thread of every replica, whatever its role."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = monotonic) -> None:
         self._database = database
@@ -104,12 +104,15 @@ class UnservedQueue:
         self._next_check = clock() + CHECK_SECONDS
 
     def check(self) -> None:
-        """Logs a warning for each model without a worker, if a check is due. Raises DatabaseError."""
+        """If a check is due, ends what has run out of its completion window, and logs a warning for each
+        model without a worker. Raises DatabaseError.
+        """
         now = self._clock()
         if now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
         with self._database.begin() as connection:
+            claims.end_windows(connection)
             unserved = claims.count_unserved(connection, MAX_COUNTED)
         for model, count in unserved[:MAX_MODELS]:
             log.warning(
@@ -157,7 +160,7 @@ class Claimer:
         self._generates = generates
         self._on_left_over = on_left_over
         self._poll_seconds = poll_seconds
-        self._unserved_queue = UnservedQueue(database)
+        self._queue_check = QueueCheck(database)
         self._has_queued = True
         self._has_ends = True
         """The first claim is thorough: responses may have waited for a replica to start."""
@@ -168,6 +171,8 @@ class Claimer:
         """Claimed responses that cannot be read now; the round ends with their release."""
         self._attempts: dict[UUID, int] = {}
         """The attempts of responses that were claimed here and that the recorder still answers for."""
+        self._idle: set[UUID] = set()
+        """Responses with a completion window that were claimed here."""
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
@@ -215,7 +220,7 @@ class Claimer:
                     self._on_left_over()
             else:
                 self._pauses.succeeded()
-            self._unserved_queue.check()
+            self._queue_check.check()
         except DatabaseError as error:
             self._has_queued |= queued
             self._has_ends |= ends
@@ -244,6 +249,8 @@ class Claimer:
         try:
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
                 self._handle(claimed, partial(self._resume, full=full))
+            while claimed := self._claim(partial(self._claim_idle, full=full)):
+                self._handle(claimed, partial(self._resume, full=full))
         except _NoRoom:
             return True
         return self._room <= 0 or bool(full)
@@ -260,7 +267,9 @@ class Claimer:
                 new = [stored for stored in every if stored not in run_before]
                 claimed = self._without_unsettled(connection, new)
                 for stored in claimed:
-                    self._recorder.capacity.add(stored.id, stored.tenant)
+                    # Those with a completion window take nothing from what their tenant may have at a time.
+                    tenant = "" if stored.id in self._idle else stored.tenant
+                    self._recorder.capacity.add(stored.id, tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
@@ -313,8 +322,19 @@ class Claimer:
             return 0
         return self._max_running - self._recorder.load
 
-    def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        if (room := min(self._room, self._batch)) <= 0:
+    @property
+    def _idle_room(self) -> int:
+        """The number of further responses with a completion window that this replica can run: while no other
+        response runs here, half of what it can run, as others may come at any time.
+        """
+        self._idle = {response for response in self._idle if response in self._recorder.capacity}
+        others = self._recorder.load - len(self._idle)
+        return 0 if others else min(self._room, self._max_running // 2 - len(self._idle))
+
+    def _claim_waiting(
+        self, connection: Connection, full: set[str], *, idle: bool = False
+    ) -> list[StoredResponse]:
+        if (room := min(self._idle_room if idle else self._room, self._batch)) <= 0:
             return []
         return claims.claim_waiting(
             connection,
@@ -323,7 +343,13 @@ class Claimer:
             full=full,
             most_deaths=self._max_deaths,
             limit=room,
+            idle=idle,
         )
+
+    def _claim_idle(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
+        claimed = self._claim_waiting(connection, full, idle=True)
+        self._idle |= {stored.id for stored in claimed}
+        return claimed
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
         remaining = deque(claimed)

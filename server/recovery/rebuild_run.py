@@ -13,8 +13,7 @@ import msgspec
 from engine.request import EngineRequest
 from server.errors import ApiError
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run import Run, RunFacts
 from server.generation.run_log import LoggedTurn, RunLog, texts
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after
 from server.prompting.loaded_model import LoadedModel
@@ -28,7 +27,7 @@ from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
-from server.recording.persist import read_log
+from server.recording.write_updates import read_log
 from server.request_input import stored_input
 from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
@@ -84,7 +83,7 @@ def _take_weights(
     connection: Connection, stored: StoredResponse, served: LoadedModel, logged: RunLog
 ) -> bool:
     """Whether the weights here may continue the response; one without a token takes them."""
-    weights = served.weights_of(stored.model)
+    weights = served.weights.get(stored.model)
     if logged.token_chunks:
         if None in (stored.weights, weights) or stored.weights == weights:
             return True

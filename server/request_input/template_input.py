@@ -5,7 +5,7 @@ import msgspec
 from server.errors import NotFound
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
-from server.protocol.responses.prompt_templates import Template, fill, read_template
+from server.protocol.responses.prompt_variables import Template, fill, read_template
 from server.protocol.responses.request import CreateResponse, PromptReference
 from server.request_input.resolve_input import read_request_input
 from server.store.content import prompt_templates

@@ -46,30 +46,20 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditColumns:
-    """Columns of a response that readers are not shown."""
+class AuditedRow(StoredResponse):
+    """A response's row with columns that readers are not shown, and what other rows say."""
 
     deleted_at: datetime | None
     expires_at: datetime | None
     queued_at: datetime | None
     started_at: datetime | None
-    first_token_at: datetime | None
-    key_id: str | None
-    deaths: int
-    can_begin_again: bool
-    replica_id: UUID | None
     replica_state: str | None
     heartbeat_at: datetime | None
     has_next: bool
     """Whether a row goes on from this one; looked up for deleted ones only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreviousResponse:
-    """The response that `previous_id` names, as far as it is there in the same tenant."""
-
-    exists: bool
-    finished_at: datetime | None
+    previous_exists: bool
+    """Whether the tenant has the response that `previous_id` names."""
+    previous_finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +109,7 @@ class Replay:
 class AuditedResponse:
     """One response as a snapshot of the database has it."""
 
-    stored: StoredResponse
-    audit_columns: AuditColumns
-    previous: PreviousResponse
+    stored: AuditedRow
     ledger_entry: AuditedLedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[LogRow]
@@ -152,16 +140,13 @@ def snapshot(connection: Connection) -> Iterator[None]:
         yield
 
 
+_OWN_COLUMNS = (*StoredResponse.__dataclass_fields__, "deleted_at", "expires_at", "queued_at", "started_at")
 _LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in AuditedLedgerEntry.__dataclass_fields__)
 _PAGE = text(f"""
-    select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
-           r.deleted_at as x_deleted_at, r.expires_at as x_expires_at, r.queued_at as x_queued_at,
-           r.started_at as x_started_at, r.first_token_at as x_first_token_at, r.key_id as x_key_id,
-           r.deaths as x_deaths, r.asked is not null as x_can_begin_again, r.replica_id as x_replica_id,
-           p.state as x_replica_state, p.heartbeat_at as x_heartbeat_at,
+    select {", ".join(f"r.{name}" for name in _OWN_COLUMNS)}, p.state as replica_state, p.heartbeat_at,
            r.deleted_at is not null and exists (
-               select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as x_has_next,
-           b.id is not null as b_exists, b.finished_at as b_finished_at,
+               select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as has_next,
+           b.id is not null as previous_exists, b.finished_at as previous_finished_at,
            u.response_id as u_response_id, {_LEDGER_COLUMNS}
     from responses r
     left join replicas p on p.id = r.replica_id
@@ -223,13 +208,11 @@ def _audited_responses(
     parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
     items, hot, folded, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
-        log = [hot_row(part) for part in hot.of(row.id)]
+        log = [hot_row(part[1:]) for part in hot.of(row.id)]
         stream = next((_from_row(AuditedStream, part) for part in folded.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
-            stored=_from_row(StoredResponse, row),
-            audit_columns=_from_row(AuditColumns, row, "x_"),
-            previous=_from_row(PreviousResponse, row, "b_"),
+            stored=_from_row(AuditedRow, row),
             ledger_entry=_from_row(AuditedLedgerEntry, row, "u_") if metered else None,
             items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
             hot=log,
@@ -279,89 +262,64 @@ def _replays(
         return []
 
 
-MAX_ORPHANS = 1000
-"""The most findings of each kind."""
+MAX_STRAYS = 1000
+"""The most findings of each search."""
+Search = Literal[
+    "items", "response_events_hot", "response_streams", "item_images", "shared keys", "lost keys"
+]
+"""The table that has rows without their response; several idempotency keys of one response; and keys without
+any trace of theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """Rows of a table whose response does not exist."""
+class Stray(NamedTuple):
+    """Rows that a search through a whole table has found, of one response, which may not be there."""
 
+    search: Search
     tenant: str
     response_id: UUID
-    table: str
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeyViolation:
-    """A response with several idempotency keys, or a key without any trace of its response."""
-
-    tenant: str
-    response_id: UUID
-    keys: int
-
-
-_ORPHANS = [
-    (
-        table,
-        text(f"""
-            select t.tenant, t.response_id, count(*) from {table} t
-            where (cast(:tenant as text) is null or t.tenant = :tenant)
-              and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
-            group by 1, 2 limit {MAX_ORPHANS}
-        """),
-    )
-    for table in ("items", "response_events_hot", "response_streams")
-]
-
-
-def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
-    """Rows whose response does not exist, at most `MAX_ORPHANS` for each table."""
-    with snapshot(connection):
-        return [
-            Orphan(found_tenant, response, table, rows)
-            for table, query in _ORPHANS
-            for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
-        ]
-
-
-_SHARED_KEYS = text(f"""
-    select tenant, response_id, count(*) from idempotency_keys
-    where left(key, 1) <> chr(10) and (cast(:tenant as text) is null or tenant = :tenant)
-    group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
-""")
-_LOST_KEYS = text(f"""
-    select k.tenant, k.response_id, 1 from idempotency_keys k
-    where left(k.key, 1) <> chr(10) and (cast(:tenant as text) is null or k.tenant = :tenant)
-      and k.created_at < clock_timestamp() - make_interval(secs => :age)
-      and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
-      and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
-      and not exists (
-          select from replicas p
-          where p.state = 'dead'
-            and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
-    limit {MAX_ORPHANS}
-""")
+_WITHOUT_RESPONSE = """
+    select t.tenant, t.response_id, count(*) from {table} t
+    where (cast(:tenant as text) is null or t.tenant = :tenant)
+      and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
+    group by 1, 2 limit :most
+"""
+_SEARCHES: dict[Search, TextClause] = {
+    "items": text(_WITHOUT_RESPONSE.format(table="items")),
+    "response_events_hot": text(_WITHOUT_RESPONSE.format(table="response_events_hot")),
+    "response_streams": text(_WITHOUT_RESPONSE.format(table="response_streams")),
+    "shared keys": text("""
+        select tenant, response_id, count(*) from idempotency_keys
+        where left(key, 1) <> chr(10) and (cast(:tenant as text) is null or tenant = :tenant)
+        group by 1, 2 having count(*) > 1 limit :most
+    """),
+    "lost keys": text("""
+        select k.tenant, k.response_id, 1 from idempotency_keys k
+        where left(k.key, 1) <> chr(10) and (cast(:tenant as text) is null or k.tenant = :tenant)
+          and k.created_at < clock_timestamp() - make_interval(secs => :age)
+          and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
+          and not exists (
+              select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
+          and not exists (
+              select from replicas p
+              where p.state = 'dead'
+                and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
+        limit :most
+    """),
+}
+"""Not lost are keys from the lifetime of a dead replica, with which an unstored response may have been lost,
+and younger ones, which may belong to an unstored response that still runs."""
 
 
-def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
-    """Responses with more than one idempotency key."""
-    with snapshot(connection):
-        return [KeyViolation(*row) for row in connection.execute(_SHARED_KEYS, {"tenant": tenant})]
-
-
-def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
-    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
-
-    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
-    Younger keys may belong to an unstored response that still runs.
-    """
-    with snapshot(connection):
-        return [
-            KeyViolation(*row)
-            for row in connection.execute(_LOST_KEYS, {"tenant": tenant, "age": age_seconds})
-        ]
+def strays(connection: Connection, tenant: str | None, key_seconds: float) -> Iterator[Stray]:
+    """What the searches find, at most MAX_STRAYS each; of keys without a response those of that age."""
+    for name, query in _SEARCHES.items():
+        with snapshot(connection):
+            parameters = {"tenant": tenant, "age": key_seconds, "most": MAX_STRAYS}
+            rows = connection.execute(query, parameters).all()
+        yield from (Stray(name, *row) for row in rows)
 
 
 MAX_HASHED_BYTES = 64 * 1024 * 1024
@@ -451,20 +409,21 @@ def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterato
             yield from (UnsoundImage(tenant, digest, "damaged") for digest in damaged)
 
 
-_IMAGE_ORPHANS = text(f"""
+_USES_OF_NOTHING = text("""
     select u.tenant, u.owner, count(*) from item_images u
     where u.tenant = :tenant and u.removed_at is null and u.owner >= :from_id
       and not exists (select from responses r where r.tenant = u.tenant and r.id = u.owner)
       and not exists (select from conversations c where c.tenant = u.tenant and c.id = u.owner)
-    group by 1, 2 limit {MAX_ORPHANS}
+    group by 1, 2 limit :most
 """)
 
 
-def image_orphans(connection: Connection, tenant: str) -> list[Orphan]:
-    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`. None of
-    owners as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
+def stray_uses(connection: Connection, tenant: str) -> list[Stray]:
+    """Uses in the name of a response or conversation that does not exist, at most MAX_STRAYS. None of owners
+    as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
     """
     with snapshot(connection):
-        parameters = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
-        rows = connection.execute(_IMAGE_ORPHANS, parameters).all()
-    return [Orphan(found_tenant, owner, "item_images", count) for found_tenant, owner, count in rows]
+        from_id = partition_removal.first_kept_id(connection)
+        parameters = {"tenant": tenant, "from_id": from_id, "most": MAX_STRAYS}
+        rows = connection.execute(_USES_OF_NOTHING, parameters).all()
+    return [Stray("item_images", *row) for row in rows]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
+from operator import methodcaller
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
@@ -297,9 +298,7 @@ class Database:
 
         For statements of every request: it takes half of the CPU time of `autocommit`.
         """
-        return self._retry(
-            self._psycopg_connection, lambda connection: connection.scalar(query, values), RETRY_S
-        )
+        return self._retry(self._psycopg_connection, methodcaller("scalar", query, values), RETRY_S)
 
     def _retry(
         self, begin: Callable[[], AbstractContextManager[C]], work: Callable[[C], T], seconds: float
@@ -405,6 +404,12 @@ def clock(connection: Connection) -> datetime:
 def commit_synchronously(connection: Connection) -> None:
     """Makes this transaction's commit wait for the disk, if the session's setting is `off`."""
     connection.execute(_COMMIT_SYNCHRONOUSLY)
+
+
+def lock(connection: Connection, name: str) -> None:
+    """Takes the lock of that name until the transaction ends, as where a number of rows is bounded."""
+    query = text("select pg_advisory_xact_lock(hashtextextended(:name, 0))")
+    connection.execute(query, {"name": name})
 
 
 def is_responsive(connection: Connection) -> bool:

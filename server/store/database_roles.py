@@ -24,9 +24,9 @@ from psycopg.errors import DeadlockDetected, DuplicateObject, InsufficientPrivil
 from sqlalchemy import Table
 
 from server.errors import ConfigError
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_errors import DatabaseError, first_line
 from server.store.schema import schema_session
+from server.store.tables import ALL_TABLES
 from server.store.timeout_connection import with_network_timeouts
 
 SERVER = "holdfast_server"

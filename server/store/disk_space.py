@@ -14,30 +14,21 @@ LARGE_DISK_RESERVE = 2 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
-    """Free space below the reserve, both in bytes."""
-
-    free: int
-    reserve: int
-
-
-@dataclass(frozen=True, slots=True)
 class Space:
-    """Bytes that are free, and those that must be."""
+    """Bytes that are free on a disk, and those that must be."""
 
     free: int
     reserve: int
 
+    @property
+    def is_short(self) -> bool:
+        return self.free < self.reserve
 
-def reserve_of(total: int, reserve: int | None) -> int:
-    """The bytes that must be free on a disk of `total` bytes; `reserve` is the setting. Pure."""
-    return min(int(total * SMALL_SHARE), LARGE_DISK_RESERVE) if reserve is None else reserve
 
-
-def shortage_of(free: int, total: int, reserve: int | None) -> Shortage | None:
-    """The shortage of a disk with `free` of `total` bytes; None if there is none. Pure."""
-    reserved = reserve_of(total, reserve)
-    return Shortage(free, reserved) if free < reserved else None
+def space_of(free: int, total: int, reserve: int | None) -> Space:
+    """The space of a disk with `free` of `total` bytes; `reserve` is the setting. Pure."""
+    small = min(int(total * SMALL_SHARE), LARGE_DISK_RESERVE)
+    return Space(free, small if reserve is None else reserve)
 
 
 class Disk:
@@ -52,12 +43,9 @@ class Disk:
         if self._directory is None:
             return None
         found = os.statvfs(self._directory)
-        total = found.f_blocks * found.f_frsize
-        return Space(found.f_bavail * found.f_frsize, reserve_of(total, self._reserve))
+        return space_of(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, self._reserve)
 
-    def shortage(self) -> Shortage | None:
-        """The current shortage, by statvfs. Thread-safe."""
-        if self._directory is None:
-            return None
-        found = os.statvfs(self._directory)
-        return shortage_of(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, self._reserve)
+    def shortage(self) -> Space | None:
+        """The current space if that is short, by statvfs. Thread-safe."""
+        space = self.space()
+        return space if space is not None and space.is_short else None

@@ -3,15 +3,15 @@
 import logging
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from server.logs.context import response_fields
 from server.protocol.decode import decode_as
@@ -39,14 +39,51 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
     ]
 
 
-_HOT = text("""
-    select first_seq, kind, output_index, content_index, attempt, body from response_events_hot
+class LogRow(NamedTuple):
+    """One row of the log; a folded stream is a JSON array of such rows."""
+
+    first_seq: int
+    n: int
+    kind: int
+    output_index: int
+    content_index: int
+    at: float
+    body: msgspec.Raw
+    attempt: int
+
+    def events(self) -> list[Event]:
+        return decode_row(self.first_seq, self.kind, self.output_index, self.content_index, bytes(self.body))
+
+
+def parse_folded(body: str | bytes) -> list[LogRow]:
+    """The rows of a folded stream. Raises msgspec.DecodeError."""
+    return decode_as(body, list[LogRow])
+
+
+LOG_COLUMNS: Final = ", ".join(LogRow._fields)
+_WIDTH: Final = len(LogRow._fields)
+
+
+def hot_row(columns: Sequence[Any]) -> LogRow:
+    """A row of LOG_COLUMNS."""
+    *place, body, attempt = columns
+    return LogRow._make((*place, msgspec.Raw(body.encode()), attempt))
+
+
+def _events_of(rows: Iterable[LogRow], first: int) -> Iterator[LoggedEvent]:
+    """The events from sequence number `first` on."""
+    for row in rows:
+        for event in row.events():
+            if event.sequence_number >= first:
+                yield LoggedEvent(event, row.attempt)
+
+
+_HOT = text(f"""
+    select {LOG_COLUMNS} from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
 """)
-FOLDED_ROWS: Final = """
-    '[' || string_agg(
-        '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt) || ']',
-        ',' order by first_seq) || ']'
+FOLDED_ROWS: Final = f"""
+    '[' || string_agg('[' || concat_ws(',', {LOG_COLUMNS}) || ']', ',' order by first_seq) || ']'
 """
 """SQL that aggregates rows of `response_events_hot` into the JSON of a folded stream of codec 2."""
 NO_ROWS: Final = "[]"
@@ -67,6 +104,14 @@ _TOKENS = text("""
 """)
 
 
+def hot_rows(
+    connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
+) -> list[LogRow]:
+    """The rows of a log that is not folded, from the one with sequence number `first` on, at most `limit`."""
+    place = {"tenant": tenant, "id": response_id, "first": first, "limit": limit}
+    return [hot_row(row) for row in connection.execute(_HOT, place)]
+
+
 def read(
     connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[Event]:
@@ -82,17 +127,11 @@ def read_logged(
     Hot rows are read first. Folding moves them in one transaction, so a reader that finds none finds the
     folded stream.
     """
-    place = {"tenant": tenant, "id": response_id}
-    rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
+    rows = hot_rows(connection, tenant, response_id, first, limit)
     if rows:
-        events = [
-            LoggedEvent(event, attempt)
-            for seq, kind, output, content, attempt, body in rows
-            for event in decode_row(seq, kind, output, content, body.encode())
-        ]
-    else:
-        events = list(FoldedStream(_read_stream(connection, _FOLDED, tenant, response_id)).read(first))
-    return [logged for logged in events if logged.event.sequence_number >= first][:limit]
+        return list(islice(_events_of(rows, first), limit))
+    folded = FoldedStream(_read_stream(connection, _FOLDED, tenant, response_id))
+    return list(islice(folded.read(first), limit))
 
 
 def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
@@ -134,36 +173,6 @@ def read_progress(connection: Connection, tenant: str, response_id: UUID) -> Log
     return LogProgress(pieces, next_seq, first_token_at, has_gap)
 
 
-class LogRow(NamedTuple):
-    """One row of the log; a folded stream is a JSON array of such rows."""
-
-    first_seq: int
-    n: int
-    kind: int
-    output_index: int
-    content_index: int
-    at: float
-    body: msgspec.Raw
-    attempt: int
-
-    def events(self) -> list[Event]:
-        return decode_row(self.first_seq, self.kind, self.output_index, self.content_index, bytes(self.body))
-
-
-def parse_folded(body: str | bytes) -> list[LogRow]:
-    """The rows of a folded stream. Raises msgspec.DecodeError."""
-    return decode_as(body, list[LogRow])
-
-
-LOG_COLUMNS: Final = ", ".join(LogRow._fields)
-
-
-def hot_row(row: Row[Any]) -> LogRow:
-    """A row of the table whose last columns are LOG_COLUMNS."""
-    own = LogRow(*row[-len(LogRow._fields) :])
-    return own._replace(body=msgspec.Raw(row.body.encode()))
-
-
 class FoldedStream:
     """The rows of a folded stream. They are decoded when they are read, since that takes more memory."""
 
@@ -180,10 +189,7 @@ class FoldedStream:
 
     def read(self, first: int) -> Iterator[LoggedEvent]:
         """The events from sequence number `first` on."""
-        for row in self.rows(first):
-            for event in row.events():
-                if event.sequence_number >= first:
-                    yield LoggedEvent(event, row.attempt)
+        return _events_of(self.rows(first), first)
 
 
 def _end_of(packed: msgspec.Raw) -> int:
@@ -219,17 +225,16 @@ _READ_UPDATES = text(f"""
                select first_seq + n from response_events_hot e
                where e.tenant = w.tenant and e.response_id = w.response_id
                order by first_seq desc limit 1) end,
-           p.first_seq, p.kind, p.output_index, p.content_index, p.attempt, p.body,
-           h.first_seq, h.kind, h.output_index, h.content_index, h.attempt, h.body
+           p.*, h.*
     from {arrays.unnest("w", Subscription, place=True)}
     left join responses r on r.tenant = w.tenant and r.id = w.response_id and r.deleted_at is null
     left join lateral (
-        select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
+        select {LOG_COLUMNS} from response_events_hot e
         where e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq >= w.next_seq
           and r.status in ('queued', 'in_progress')
     ) h on true
     left join lateral (
-        select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
+        select {LOG_COLUMNS} from response_events_hot e
         where h.first_seq = w.next_seq
           and e.tenant = w.tenant and e.response_id = w.response_id and e.first_seq < w.next_seq
         order by e.first_seq desc limit 1
@@ -259,9 +264,9 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
     if status not in ("queued", "in_progress"):
         return SubscriptionUpdate(watched, "ended", 0, [])
     try:
-        found = [logged for row in rows for logged in _decode_hot(row[8:])]
+        found = _events_of_columns(row[-_WIDTH:] for row in rows)
         if found:
-            found[:0] = _decode_hot(rows[0][2:8])[-1:]
+            found[:0] = _events_of_columns([rows[0][2:-_WIDTH]])[-1:]
     except ValueError:  # msgspec's errors among them
         fields = response_fields(watched.response_id, watched.tenant)
         log.exception("the events of %s cannot be decoded", fields["response_id"], extra=fields)
@@ -271,10 +276,6 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
     return SubscriptionUpdate(watched, "running", end or 0, [])
 
 
-def _decode_hot(columns: Sequence[Any]) -> list[LoggedEvent]:
-    """The events of a hot row; none if there is no row."""
-    first_seq, kind, output_index, content_index, attempt, body = columns
-    if first_seq is None:
-        return []
-    events = decode_row(first_seq, kind, output_index, content_index, body.encode())
-    return [LoggedEvent(event, attempt) for event in events]
+def _events_of_columns(rows: Iterable[Sequence[Any]]) -> list[LoggedEvent]:
+    """The events of rows of LOG_COLUMNS, which are null where there is no row."""
+    return list(_events_of((hot_row(row) for row in rows if row[0] is not None), 0))

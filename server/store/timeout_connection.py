@@ -163,29 +163,11 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
         Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
-        poll = select.poll()
-        poll.register(self.pgconn.socket)
-        while self.pgconn.flush():
-            self._poll(poll, select.POLLOUT)
-        found: list[PGresult] = []
-        while True:
-            while self.pgconn.is_busy():
-                self._poll(poll, select.POLLIN)
-                self.pgconn.consume_input()
-            result = self.pgconn.get_result()
-            if result is None:
-                return found
-            found.append(result)
-            if result.status == ExecStatus.COPY_IN:
-                return found
+        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        for result in results:
             if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
                 raise psycopg.errors.error_from_result(result)
-
-    def _poll(self, poll: select.poll, what: int) -> None:
-        poll.modify(self.pgconn.socket, what)
-        if not poll.poll(self.timeout_seconds * 1000):
-            self.pgconn.finish()
-            raise psycopg.OperationalError(_NO_RESPONSE)
+        return results
 
     def _is_busy(self) -> bool:
         """Whether a result is due, unlike for a session that waits for notifications."""

@@ -2,15 +2,18 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
 import pytest
 from openai import OpenAI
 
+from server.store.cluster import claims
+from server.store.database import Database
 from tests.acceptance.error_object import check_error
 from tests.acceptance.sdk_types import check_response
-from tests.fix_server import PACED, Connect, StartServer
+from tests.fix_server import PACED, SCRIPTED, Connect, StartServer
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import DONE, create, parse, replay, text_of
@@ -43,6 +46,32 @@ def test_background_response_is_queued_at_once_and_completes_without_a_reader(
     final = ended(scripted_server, answer.json()["id"])
     assert final["status"] == "completed"
     check_response(get(scripted_server, answer.json()["id"]).content)
+
+
+@pytest.mark.parametrize("window", ["2h", "8h"])
+def test_background_response_with_a_window_completes_where_nothing_else_runs(
+    start_server: StartServer, window: str
+) -> None:
+    server = start_server(**SCRIPTED)
+    options = {"background_options": {"completion_window": window}}
+    answer = httpx.post(f"{server.api}/responses", json={**ASK, **options})
+    assert answer.status_code == 200
+    final = ended(server, answer.json()["id"])
+    assert final["status"] == "completed"
+    check_response(get(server, answer.json()["id"]).content)
+
+
+def test_response_whose_window_has_ended_says_so(start_server: StartServer, database_url: str) -> None:
+    server = start_server(**PACED)
+    options = {"background_options": {"completion_window": "2h"}}
+    response = httpx.post(f"{server.api}/responses", json={**ASK, **options}).json()["id"]
+    eventually(lambda: status(server, response) == "in_progress", within=30)
+    database = Database(database_url, pool_size=1)
+    with database.begin() as connection:
+        claims.request_cancel(connection, "default", UUID(response.removeprefix("resp_")), "window_ended")
+    database.close()
+    final = ended(server, response)
+    assert (final["status"], final["cancel_reason"]) == ("cancelled", "window_ended")
 
 
 def test_stream_of_a_background_response_begins_with_its_queue(scripted_server: ServerProcess) -> None:

@@ -206,8 +206,17 @@ PARAMETERS = [
     Row("reasoning.mode unknown", "R", refused("reasoning.mode", reasoning={"mode": "con"})),
     Row("background_options", "A", changes_nothing(background_options=SOON)),
     Row("background_options empty", "A", changes_nothing(background_options={})),
-    Row("background_options 2h", "R", refused(WINDOW, background=True, background_options=window("2h"))),
+    Row(
+        "background_options priority",
+        "R",
+        refused("priority", background=True, background_options=window("2h"), priority=0),
+    ),
     Row("background_options alone", "R", refused(WINDOW, background_options=window("8h"))),
+    Row(
+        "background_options stream",
+        "R",
+        refused(WINDOW, background=True, stream=True, background_options=window("8h")),
+    ),
     Row(
         "background_options never", "R", refused(WINDOW, background=True, background_options=window("never"))
     ),

@@ -17,7 +17,6 @@ from psycopg.errors import (
     UndefinedColumn,
 )
 
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_roles import (
     COPIED_INTO,
     HIDDEN_TABLES,
@@ -29,6 +28,7 @@ from server.store.database_roles import (
     TENANT_READER,
     TENANT_VIEWS,
 )
+from server.store.tables import ALL_TABLES
 from tests.fix_server import SCRIPTED
 from tests.support.documents import sql_lines
 from tests.support.invariants import check

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import psycopg
 
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.tenant_rows import EMPTIED
+from server.store.tables import ALL_TABLES
 from tests.acceptance.test_administration import administer
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import PACED, StartServer

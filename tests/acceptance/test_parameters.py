@@ -5,11 +5,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from server.protocol.known_parameters import (
-    ELSEWHERE,
-    TABLES,
-    Endpoint,
-)
+from server.protocol.parameter_support import ELSEWHERE, TABLES, Endpoint
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.websocket import WebSocket
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from server.protocol.known_parameters import TABLES, Endpoint
+from server.protocol.parameter_support import TABLES, Endpoint
 from tests.acceptance.error_object import check_error
 from tests.support import sdk_fields
 from tests.support.contract import ASK, USER, Api, Body

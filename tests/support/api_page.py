@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from server.http.routes import PUBLIC_ROUTES, ROUTES
-from server.protocol.known_parameters import TABLES, Endpoint, ParameterRow
+from server.protocol.parameter_support import TABLES, Endpoint, ParameterRow
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 

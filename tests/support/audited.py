@@ -8,24 +8,21 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.generation.run_facts import first_events
 from server.maintenance.audit_responses import AuditLimits, check
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import columns_of
 from server.store import log_append
 from server.store.audit_snapshot import (
-    AuditColumns,
     AuditedItem,
     AuditedLedgerEntry,
     AuditedResponse,
+    AuditedRow,
     AuditedStream,
     PageTime,
-    PreviousResponse,
     Replay,
 )
 from server.store.content.item_rows import stored_item
-from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.log_read import LogRow
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
@@ -37,13 +34,11 @@ SERVED = PageTime(NOW, CREATED)
 REPLICA = RESPONSE
 
 
-def ended(
-    *given: Sequence[int], reason: FinishReason | None = "stop", previous: PreviousResponse | None = None
-) -> AuditedResponse:
+def ended(*given: Sequence[int], reason: FinishReason | None = "stop") -> AuditedResponse:
     """A response that got these tokens, commit by commit, and ended so; None is a failure."""
     run = make_run()
     batches = [
-        first_events(run.facts),
+        first_events(run.facts, run.facts.echo),
         *(run.tokens(tokens, CREATED) for tokens in given or (think("why") + say("Hello"),)),
     ]
     batches.append(
@@ -56,8 +51,6 @@ def ended(
     told = [event for batch in batches for event in batch]
     return AuditedResponse(
         stored=stored(**columns),
-        audit_columns=standing(first_token_at=ending.first_token_at),
-        previous=previous or PreviousResponse(exists=False, finished_at=None),
         ledger_entry=AuditedLedgerEntry(
             key_id="k1",
             status=ending.status,
@@ -77,11 +70,12 @@ def ended(
 def running(*given: Sequence[int]) -> AuditedResponse:
     """A response that got these tokens and goes on."""
     run = make_run()
-    batches = [first_events(run.facts), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
+    batches = [
+        first_events(run.facts, run.facts.echo),
+        *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),)),
+    ]
     return AuditedResponse(
         stored=stored(status="in_progress"),
-        audit_columns=standing(),
-        previous=PreviousResponse(exists=False, finished_at=None),
         ledger_entry=None,
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
         hot=_rows(batches),
@@ -90,43 +84,30 @@ def running(*given: Sequence[int]) -> AuditedResponse:
     )
 
 
-def stored(**changes: Any) -> StoredResponse:
+def stored(**changes: Any) -> AuditedRow:
+    names = AuditedRow.__dataclass_fields__
     fields: dict[str, Any] = {
-        **dict.fromkeys(StoredResponse.__dataclass_fields__),
+        **dict.fromkeys(names),
         "tenant": TENANT,
         "id": RESPONSE,
         "status": "in_progress",
         "background": False,
         "attempt": 1,
-        "seed": 1,
-        "created_at": CREATED,
-        "request": msgspec.json.encode(make_run().facts.echo).decode(),
-        **changes,
-    }
-    return StoredResponse(**{name: fields[name] for name in StoredResponse.__dataclass_fields__})
-
-
-def standing(**changes: Any) -> AuditColumns:
-    fields: dict[str, Any] = {
-        "deleted_at": None,
-        "expires_at": None,
-        "queued_at": None,
-        "started_at": CREATED,
-        "first_token_at": None,
-        "key_id": "k1",
         "deaths": 0,
-        "can_begin_again": True,
+        "seed": 1,
+        "key_id": "k1",
+        "created_at": CREATED,
+        "started_at": CREATED,
+        "request": msgspec.json.encode(make_run().facts.echo).decode(),
+        "asked": "{}",
         "replica_id": REPLICA,
         "replica_state": "alive",
         "heartbeat_at": NOW,
         "has_next": False,
+        "previous_exists": False,
+        **changes,
     }
-    return AuditColumns(**{**fields, **changes})
-
-
-def stands(response: AuditedResponse, **changes: Any) -> AuditedResponse:
-    """The same response whose row's other columns were changed."""
-    return replace(response, audit_columns=replace(response.audit_columns, **changes))
+    return AuditedRow(**{name: fields[name] for name in names})
 
 
 def says(response: AuditedResponse, **changes: Any) -> AuditedResponse:

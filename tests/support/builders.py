@@ -24,8 +24,7 @@ from pydantic import TypeAdapter
 from engine.request import TokenUsage
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run
-from server.generation.run_facts import RunFacts, first_events
+from server.generation.run import Run, RunFacts
 from server.generation.run_log import RunLog
 from server.model_formats.model_format import (
     Delta,
@@ -36,12 +35,11 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.protocol import ids
-from server.protocol.responses.events import Event, render
-from server.protocol.responses.facts import FACTS, ResponseFacts
+from server.protocol.responses.events import Event, first_events, render
 from server.protocol.responses.input import CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
+from server.protocol.responses.response import FACTS, Echo, Ending, ReasoningEcho, ResponseFacts, TextEcho
 from server.request_input.resolve_input import read_request_input, with_own_id
 from server.store import log_append
 from server.store.cluster import leases
@@ -333,7 +331,7 @@ def accept(
             connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
         )
         run = make_run(*stops, id=response, tenant=tenant, echo=echo, created_at=created)
-        begun = first_events(run.facts) + ([] if echo.background else run.start())
+        begun = first_events(run.facts, run.facts.echo) + ([] if echo.background else run.start())
         log_append.append(connection, log_append.encode_rows(tenant, response, 1, begun, []))
     return run
 

@@ -1,7 +1,7 @@
 """docs/data-dictionary.md: every table and view, column by column, from the comments that the database has.
 
-Tables are read from what the code declares, views from the files that make them; a test holds both equal to
-the comments in a database.
+They are read from the migrations' files, and the types of a table's columns from what the code declares; a
+test holds both equal to a database.
 """
 
 import re
@@ -10,19 +10,28 @@ from pathlib import Path
 
 from sqlalchemy.dialects import postgresql
 
-from server.store.administration.operator_tables import ALL_TABLES
+from server.store.tables import ALL_TABLES
 
-ADMIN_VIEWS = Path(__file__).resolve().parents[2] / "migrations" / "views" / "admin"
+_MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 _COMMENT = re.compile(
-    r"^comment on (view|function|column) (admin\.\S+(?: \S+\))?) is '((?:[^']|'')*)';$", re.MULTILINE
+    r"^comment on (?:table|view|function|column) (\S+(?: \S+\))?) is '((?:[^']|'')*)';$", re.MULTILINE
 )
+
+
+def table_comments() -> dict[str, str]:
+    """Comments of tables and, as `table.column`, of their columns, in the order of the files."""
+    return _comments("tables")
 
 
 def view_comments() -> dict[str, str]:
     """Comments of the schema `admin`, by the name of what they are about, in the order of the files."""
-    files = sorted(ADMIN_VIEWS.glob("*.sql"))
+    return _comments("views/admin")
+
+
+def _comments(folder: str) -> dict[str, str]:
+    files = sorted((_MIGRATIONS / folder).glob("*.sql"))
     found = [match for file in files for match in _COMMENT.finditer(file.read_text(encoding="utf-8"))]
-    return {match[2]: match[3].replace("''", "'") for match in found}
+    return {match[1]: match[2].replace("''", "'") for match in found}
 
 
 def dictionary() -> str:
@@ -46,13 +55,16 @@ def _views() -> Iterator[str]:
 def _tables() -> Iterator[str]:
     yield "\n## Tables"
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    comments = table_comments()
     for name, table in sorted(ALL_TABLES.tables.items()):
         head = "| column | type | is |\n| --- | --- | --- |"
-        yield f"\n### `{name}`\n\n{_sentence(table.comment or '')}\n\n{head}"
-        for column in table.columns:
-            kind = column.type.compile(dialect).lower()
-            null = "" if column.nullable else ", not null"
-            yield f"| `{column.name}` | {kind}{null} | {_cell(column.comment or '')} |"
+        yield f"\n### `{name}`\n\n{_sentence(comments[name])}\n\n{head}"
+        for full, says in comments.items():
+            if full.startswith(f"{name}."):
+                column = table.columns[full.partition(".")[2]]
+                kind = column.type.compile(dialect).lower()
+                null = "" if column.nullable else ", not null"
+                yield f"| `{column.name}` | {kind}{null} | {_cell(says)} |"
 
 
 def _sentence(comment: str) -> str:

@@ -15,23 +15,17 @@ from server.http.handlers import administration
 from server.input_images import image_reader
 from server.limits import tenant_limits
 from server.maintenance import erasure, import_lines
-from server.metrics import events
+from server.metrics import response_counters
 from server.model_formats.output_grammar import argument_schemas, relaxed_schemas
 from server.model_formats.tool_calls import literal_arguments
 from server.oidc import signing_keys
 from server.outbound_http import guarded_http
 from server.protocol import list_pages
 from server.protocol.administration import requests
-from server.recording import committer
-from server.store.administration import usage
-from server.store.console import history as stored_history
-from server.store.console import (
-    live,
-    reader,
-    response_detail,
-    saved_views,
-    time_limit,
-)
+from server.recording import group_commit
+from server.store.administration import usage_sums
+from server.store.console import history_queries as stored_history
+from server.store.console import live_queries, reader_session, response_detail, saved_view_queries, time_limit
 from server.store.content import image_removal
 from server.webhooks import endpoint_slots, retries
 
@@ -86,10 +80,10 @@ def tables() -> Mapping[str, Rows]:
             "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
         },
         "Steps, readers and labels": {
-            "tries to store a step whose row is locked": f"{committer.MAX_TRIES}; then the response fails, "
-            "or goes back to the queue",
-            "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
-            "`other`",
+            "tries to store a step whose row is locked": f"{group_commit.MAX_TRIES}; then the response "
+            "fails, or goes back to the queue",
+            "values of the labels `tenant`; `tool`": f"{response_counters.MAX_TENANTS}; "
+            f"{response_counters.MAX_TOOLS}; the rest is `other`",
             "connections of the metrics listener": (
                 f"{listener.metrics_connection_limit(None, listener.MAX_FILES):,}, "
                 f"at most a quarter of the files that may be open; {listener.SPARE} more"
@@ -166,13 +160,13 @@ def _console() -> Mapping[str, Rows]:
             "rows of the history; of its CSV": f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}",
             "search of the history; responses that it reads without an index": f"{history_page.MAX_CHARS:,} "
             f"characters, {seconds} s; the newest {stored_history.WORDS_WITHOUT_INDEX:,}",
-            "saved views of a page; their names; what is saved": f"{saved_views.MAX_VIEWS}; "
-            f"{saved_views.MAX_NAME_CHARS}; {saved_views.MAX_CONTENT_CHARS:,} characters",
+            "saved views of a page; their names; what is saved": f"{saved_view_queries.MAX_VIEWS}; "
+            f"{saved_view_queries.MAX_NAME_CHARS}; {saved_view_queries.MAX_CONTENT_CHARS:,} characters",
             "days of usage; by user": f"{usage_page.MAX_DAYS}; {usage_page.MAX_DAYS_OF_USERS}",
-            "rows of usage; of its CSV; responses whose times it shows": f"{usage.MAX_GROUPS}; "
-            f"{usage.MAX_CSV_ROWS:,}; the newest {usage.MEASURED_RESPONSES:,}",
-            "replicas; running responses; queued ones": f"{live.MAX_REPLICAS}; {live.MAX_RUNNING}; "
-            f"{live.MAX_QUEUED}",
+            "rows of usage; of its CSV; responses whose times it shows": f"{usage_sums.MAX_GROUPS}; "
+            f"{usage_sums.MAX_CSV_ROWS:,}; the newest {usage_sums.MEASURED_RESPONSES:,}",
+            "replicas; running responses; queued ones": f"{live_queries.MAX_REPLICAS}; "
+            f"{live_queries.MAX_RUNNING}; {live_queries.MAX_QUEUED}",
         },
         "Console: a response": {
             "items a side; their characters; as Markdown": f"{response_detail.MAX_ITEMS}; "
@@ -190,10 +184,10 @@ def _console() -> Mapping[str, Rows]:
             f"its input; {response_detail.MAX_INPUT_ITEMS:,}",
         },
         "Console: SQL": {
-            "query; its time": f"{reader.MAX_QUERY_CHARS:,} characters; {reader.SECONDS} s",
-            "rows; bytes; columns": f"{reader.MAX_ROWS:,}; {reader.MAX_BYTES // 1_000_000} MB; "
-            f"{reader.MAX_COLUMNS}",
-            "characters of a value": f"{reader.MAX_VALUE_CHARS:,}, then cut",
+            "query; its time": f"{reader_session.MAX_QUERY_CHARS:,} characters; {reader_session.SECONDS} s",
+            "rows; bytes; columns": f"{reader_session.MAX_ROWS:,}; "
+            f"{reader_session.MAX_BYTES // 1_000_000} MB; {reader_session.MAX_COLUMNS}",
+            "characters of a value": f"{reader_session.MAX_VALUE_CHARS:,}, then cut",
             "queries at a time": f"{sql_reader.MAX_QUERIES} in a process",
         },
     }

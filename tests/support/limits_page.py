@@ -11,7 +11,7 @@ import msgspec
 
 from engine import request as engine_request
 from engine.grammar import compile_process, compiler, ebnf_to_lark, lark_source
-from server.administration import keys, webhooks
+from server.administration import key_changes, webhook_changes
 from server.admission import request_validation
 from server.configuration.setting_groups.process import MAX_RUNNING
 from server.configuration.settings import CALLS_PER_VLLM_SERVER
@@ -22,17 +22,18 @@ from server.http.asgi import endpoint, listener, thread_pools
 from server.http.handlers import responses
 from server.http.websocket import session
 from server.input_images import image_reader, image_worker
-from server.limits import long_prompts, rate_limits, tenant_limits, unfinished_responses
+from server.limits import long_prompts, rate_limits, tenant_limits
 from server.model_formats.chat_template import template_messages
 from server.oidc import access_tokens
-from server.prompting import prompt_limits, request_parameters, turns
+from server.prompting import prompt_limits, turns
+from server.prompting.engine_request import MAX_LOGPROBS
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
-from server.protocol import webhooks as webhook_requests
+from server.protocol import webhook_objects as webhook_requests
 from server.protocol.administration import requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
 from server.store.webhooks import outbox
-from server.webhooks import endpoint_slots, retries, sender, webhook_client
+from server.webhooks import delivery_attempt, delivery_threads, endpoint_slots, retries
 from tests.support import limits_inside
 from tests.support.limits_inside import Rows, default, flag, size, table
 from tool_servers.browser import mcp_server as browser
@@ -143,7 +144,7 @@ def _output() -> Mapping[str, Rows]:
             "`bad_words`": f"{_longest(parameters.BadWords)} of {_longest(bad_word)} characters, "
             f"{engine_request.MAX_BAD_TOKENS:,} tokens",
             "log probabilities: `n`, tokens and `top_logprobs` multiplied": (
-                f"{request_parameters.MAX_LOGPROBS:,}; without a token limit it ends `incomplete` there"
+                f"{MAX_LOGPROBS:,}; without a token limit it ends `incomplete` there"
             ),
         },
     }
@@ -193,13 +194,13 @@ def _tenant() -> Mapping[str, Rows]:
         "Keys and webhooks": {
             "names in a key's models or tools": f"{requests.MAX_NAMES}",
             "characters of a name, a note, a contact": f"{requests.MAX_TEXT}",
-            "time that a rotated key stays valid": f"{keys.MAX_OVERLAP.days} days",
-            "time that a webhook's old secret signs": f"{webhooks.MAX_OVERLAP.days} days",
-            "webhook endpoints": f"{webhooks.MAX_ENDPOINTS}",
+            "time that a rotated key stays valid": f"{key_changes.MAX_OVERLAP.days} days",
+            "time that a webhook's old secret signs": f"{webhook_changes.MAX_OVERLAP.days} days",
+            "webhook endpoints": f"{webhook_changes.MAX_ENDPOINTS}",
             "URL of an endpoint": f"{webhook_requests.MAX_URL:,} characters",
             "webhooks under way at one endpoint": f"{endpoint_slots.PER_ENDPOINT}",
             "webhooks that wait for one endpoint": f"{outbox.MAX_PENDING:,}, then the oldest are given up",
-            "deliveries that one request repeats": f"the newest {webhooks.MAX_REDELIVERED:,}",
+            "deliveries that one request repeats": f"the newest {webhook_changes.MAX_REDELIVERED:,}",
         },
     }
 
@@ -222,9 +223,9 @@ def _server() -> Mapping[str, Rows]:
             "on a GPU or for each vLLM server",
             "that wait for the engine": default("max_waiting"),
             "background responses that wait in the database": default("max_queued"),
-            "pictures in prompts of unfinished ones": f"{size(unfinished_responses.MAX_IMAGE_BYTES)} as PNG",
+            "pictures in prompts of unfinished ones": f"{size(tenant_limits.MAX_PROMPT_IMAGE_BYTES)} as PNG",
             f"input kept for further turns; decoded {tenant_limits.DECODED_FACTOR} times that": size(
-                unfinished_responses.MAX_INPUT_BYTES
+                tenant_limits.MAX_INPUT_BYTES
             ),
             "stored bytes": f"the disk, less {flag('disk_reserve')} of an embedded database",
         },
@@ -247,12 +248,12 @@ def _server() -> Mapping[str, Rows]:
             "visits of holdfast-browser": f"{browser.MAX_ACTIONS}",
             "sessions of holdfast-browser": f"{browser.MAX_SESSIONS}, {size(browser.MAX_BYTES)}",
             "sandboxes of holdfast-runner": f"{runner.SESSIONS}, `--sessions` of the runner",
-            "webhooks being sent": f"{sender.SENDERS} on one replica",
+            "webhooks being sent": f"{delivery_threads.SENDERS} on one replica",
             "time of one attempt": default("webhook_seconds", "s"),
             "attempts of a webhook": f"for {outbox.RETRIED_FOR.total_seconds() / 3600:g} hours, "
             f"{retries.MAX_PAUSE_SECONDS / 3600:g} hours apart at most",
             "webhooks that are kept, delivered or given up": f"{outbox.ENDED_KEPT.days} days",
-            "samples of webhooks being sent": f"{webhook_client.MAX_SAMPLES}",
+            "samples of webhooks being sent": f"{delivery_attempt.MAX_SAMPLES}",
         },
     }
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from server.generation.run import Run
 from server.protocol.responses.response import CancelReason
-from server.recording.inbox_messages import RunUpdate
+from server.recording.recorder_messages import RunUpdate
 from server.recovery.heartbeat import Beat
 
 

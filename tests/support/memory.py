@@ -7,7 +7,7 @@ its answer, when `trouble` says so, and a crash may follow. Every change of a st
 
 # ruff: noqa: ARG002 - what is here has the arguments of what it stands for
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -199,6 +199,9 @@ class MemoryDatabase(_Session):
         return self.retry(work)
 
     autocommit = read
+
+    def scalar(self, work: Callable[[Any], T], _values: Sequence[object] = ()) -> T:
+        return self.retry(work)
 
     def now(self) -> datetime:
         return self.memory.now

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from server.recording import committer, lone_commit, persist
+from server.recording import group_commit, lone_commit, write_updates
 from server.store import commit_probe, log_append, log_read
 from server.store.administration import ledger
 from server.store.cluster import claims, leases
@@ -55,7 +55,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_progress": memory_log.read_progress,
         "read_updates": memory_log.read_updates,
     },
-    response_insert: {"insert": memory_store.insert, "insert_and_commit": memory_store.insert_and_commit},
+    response_insert: {"insert": memory_store.insert, "committing_insert": memory_store.committing_insert},
     responses: {
         "get": memory_store.get,
         "finish": memory_store.finish,
@@ -79,7 +79,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "release_lost": memory_store.release_lost,
         "free": memory_store.free,
     },
-    committer: {
+    group_commit: {
         "is_responsive": lambda at: not at.is_cut,
         "append_and_commit": memory_log.append_and_commit,
         "set_timeouts": memory_store.set_timeouts,
@@ -90,7 +90,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "commit_synchronously": memory_store.commit_synchronously,
         "database_clock": lambda at: at.now,
     },
-    persist: {"commit_synchronously": memory_store.commit_synchronously},
+    write_updates: {"commit_synchronously": memory_store.commit_synchronously},
 }
 
 

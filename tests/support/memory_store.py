@@ -198,13 +198,15 @@ def insert(
     return True
 
 
-def insert_and_commit(database: MemoryDatabase, new: NewResponse, *content: Any) -> bool:
+def committing_insert(new: NewResponse, *content: Any) -> tuple[Callable[[Memory], bool], tuple[()]]:
+    """What `MemoryDatabase.scalar` commits."""
+
     def work(at: Memory) -> bool:
         if new.facts.id in at.rows:
             raise AlreadyThere("insert", None, ValueError("the row is there"))
         return insert(at, new, *content)
 
-    return database.autocommit(work)
+    return work, ()
 
 
 def _insert(at: Memory, new: NewResponse, **more: Any) -> None:

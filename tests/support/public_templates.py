@@ -20,7 +20,6 @@ from engine.vocabulary import read_vocabulary
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.model_format import (
-    CallChoice,
     CallEnd,
     CallStart,
     PromptConversation,
@@ -32,6 +31,7 @@ from server.model_formats.reasoning import REASONING_FORMATS
 from server.model_formats.select_format import load_model_format
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import FunctionCall, InputText, Item, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.peers import sources
 from tests.support.documents import between
 from tests.support.server_process import REPOSITORY
@@ -162,7 +162,7 @@ def _reads_two(model_format: ChatTemplateFormat) -> bool:
 def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     """Whether random outputs under `tool_choice: required` are whole calls with the schema's arguments."""
     prompt = model_format.write(
-        PromptConversation(items=[_USER], tools=_TOOLS, tool_choice=CallChoice(mode="required"))
+        PromptConversation(items=[_USER], tools=_TOOLS, tool_choice=ToolChoice(mode="required"))
     )
     vocabulary = read_vocabulary(folder, Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
     assert vocabulary is not None
@@ -170,8 +170,8 @@ def _can_force(model_format: ChatTemplateFormat, folder: Path) -> bool:
     compiler = GrammarCompiler(vocabulary)
     marks = [form.end_tags[0] for form in REASONING_FORMATS if form.name == model_format.reasoning_name]
     calls = TOOL_CALL_FORMATS[model_format.call_format or "hermes"]
-    named = {key: value for each in calls.__mro__ for key, value in vars(each).items() if key[0] != "_"}
-    texts = [value for value in named.values() if isinstance(value, str)]
+    own = [getattr(calls, name, "") for name in ("quote", "string_end")]
+    texts = [*own, *calls.around, *calls.call, *getattr(calls, "argument", ()), calls.separator, calls.suffix]
     ends = [*marks, *texts, *(text.strip() for text in texts), *calls.closers, *ENDS]
     hints = [list(model_format.encode(text, special=False)) for text in ends if text]
     try:

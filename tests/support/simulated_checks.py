@@ -9,7 +9,7 @@ from server.delivery import stored_responses
 from server.delivery.stored_responses import StreamReader, read_response
 from server.protocol.responses.events import Event, frame
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.recording.inbox_messages import EVENTS_LOST
+from server.recording.recorder_messages import EVENTS_LOST
 from server.recovery.claimer import CANNOT_GO_ON, CHANGED
 from server.store import log_append, log_read
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser

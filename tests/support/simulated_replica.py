@@ -14,9 +14,9 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
-from server.recording.committer import CommitLimits
-from server.recording.inbox_messages import ReleaseRuns, RunUpdate
+from server.recording.group_commit import CommitLimits
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import ReleaseRuns, RunUpdate
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
 from server.store import log_read

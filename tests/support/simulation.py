@@ -28,7 +28,7 @@ from server.errors import ApiError
 from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.recording import committer, persist, recorder
+from server.recording import group_commit, recorder, write_updates
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -333,12 +333,12 @@ def simulated() -> Iterator[Callable[[int], World]]:
     asyncio_of_hub = mock.Mock(Event=asyncio.Event, get_running_loop=running_loop)
     patches: list[Any] = [
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
-        mock.patch.object(committer, "sleep", sleep),
+        mock.patch.object(group_commit, "sleep", sleep),
         mock.patch.object(claimer, "monotonic", seconds),
         mock.patch.object(prepare_runs, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (admit, committer, heartbeat, recorder, claimer, persist)
+            for module in (admit, group_commit, heartbeat, recorder, claimer, write_updates)
         ),
     ]
     with memory_places.installed():

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from server.administration.keys import make_key
+from server.administration.key_changes import make_key
 
 
 def make_tenant_key(database_url: str, tenant: str, *, priority_floor: int = 0) -> str:

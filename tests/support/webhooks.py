@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from server.administration import webhooks
+from server.administration import webhook_changes
 from server.administration.actor import Actor
-from server.administration.webhooks import NewSecret
+from server.administration.webhook_changes import NewSecret
 from server.outbound_http.allowed_addresses import AllowedAddresses, AllowedHost, read_allowed
 from server.protocol.ids import new_uuid
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint
 from server.sealing.cipher import Seal
 from server.store.content import responses
 from server.store.content.responses import ResponseKey
@@ -38,7 +38,7 @@ def make_endpoint(
     """An endpoint of a tenant; by default it gets every type of background responses."""
     chosen = {"name": "test", "event_types": list(EVENT_TYPES), **more}
     request = CreateEndpoint(url=url, **chosen)
-    return webhooks.create_endpoint(connection, ACTOR, seal, allowed, tenant, request)
+    return webhook_changes.create_endpoint(connection, ACTOR, seal, allowed, tenant, request)
 
 
 def end_response(

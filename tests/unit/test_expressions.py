@@ -42,15 +42,15 @@ REACH = {
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
-    "server/http/handlers/own_fields.py:_FIRST_NAME": SHORT,  # a path in a body
-    "server/http/handlers/own_fields.py:_INDEXED": SHORT,
+    "server/admission/request_validation.py:_FIRST_NAME": SHORT,  # a path in a body
+    "server/admission/request_validation.py:_INDEXED": SHORT,
     "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,
     "server/protocol/completions/chat_messages.py:_IN_PART": SHORT,
     "server/console/pages/history.py:_METADATA": SHORT,
     "server/console/pages/history.py:_TEXT": HEADER,
     "server/console/pages/history.py:_CUT_ESCAPE": HEADER,
-    "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
-    "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
+    "server/store/console/reader_session.py:_NAME": 20_000,  # a query of the console
+    "server/store/transfer/exported_tables.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "tool_servers/browser/page.py:_CHARSET": PAGE,
     "tool_servers/browser/page.py:from_html": PAGE,  # a literal and digits
@@ -67,18 +67,21 @@ REACH = {
     "server/model_formats/tool_calls/literal_arguments.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_NUMBER": OUTPUT,
+    "server/model_formats/tool_calls/json_arguments.py:_WORD": OUTPUT,
+    "server/model_formats/tool_calls/literal_arguments.py:_CUT_COLLECTION": OUTPUT,
+    "server/model_formats/tool_calls/literal_arguments.py:_CUT_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_WORD": OUTPUT,
-    "server/model_formats/harmony/decoded_messages.py:_GLUED": OUTPUT,
-    "server/model_formats/harmony/decoded_messages.py:_NAMESPACED": OUTPUT,
-    "server/model_formats/tool_calls/nested_elements.py:_DIGIT": OUTPUT,
+    "server/model_formats/harmony/output_parser.py:_GLUED": OUTPUT,
+    "server/model_formats/harmony/output_parser.py:_NAMESPACED": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_DIGIT": OUTPUT,
     "server/model_formats/tool_calls/nested_elements.py:_KEY": OUTPUT,
-    "server/model_formats/tool_calls/nested_elements.py:_TYPE": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_CONTROL": OUTPUT,
     "server/model_formats/tool_calls/xml_elements.py:_IN_WORD": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:IN_QUOTES": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:IN_TAG": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_IN_QUOTES": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:_IN_TAG": OUTPUT,
     "server/model_formats/tool_index.py:_UNKNOWN_NAME": OUTPUT,
     "server/generation/written_item.py:_WORDS": OUTPUT,
     "server/model_formats/output_grammar/relaxed_schemas.py:_SPECIAL": MAX_TOOL_CHARACTERS,
@@ -90,12 +93,12 @@ REACH = {
     "server/model_formats/output_grammar/lark_builder.py:_atom": MAX_DEFINITION,  # one atom, on characters
     "server/model_formats/output_grammar/lark_builder.py:_for_python": MAX_DEFINITION,  # compiled only
     "server/model_formats/harmony/encoding.py:_CONTROL": TEXT,
-    "server/model_formats/harmony/decoded_messages.py:_TO": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_ASSISTANT": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_AUTHOR": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_CHANNEL": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_RECIPIENT": HEADER,
-    "server/model_formats/harmony/decoded_messages.py:_TYPE": HEADER,
+    "server/model_formats/harmony/output_parser.py:_TO": HEADER,
+    "server/model_formats/harmony/output_parser.py:_ASSISTANT": HEADER,
+    "server/model_formats/harmony/output_parser.py:_AUTHOR": HEADER,
+    "server/model_formats/harmony/output_parser.py:_CHANNEL": HEADER,
+    "server/model_formats/harmony/output_parser.py:_RECIPIENT": HEADER,
+    "server/model_formats/harmony/output_parser.py:_TYPE": HEADER,
     "server/model_formats/harmony/tools.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/tools.py:_LONG_SPACE": TEXT,
     "server/model_formats/special_tokens.py:_ANY": TEXT,
@@ -148,15 +151,15 @@ REACH = {
     "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
     "server/protocol/responses/events.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
-    "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
+    "server/protocol/responses/prompt_variables.py:_VARIABLE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {
     *(
-        f"server/model_formats/harmony/decoded_messages.py:_{name}"
+        f"server/model_formats/harmony/output_parser.py:_{name}"
         for name in ("ASSISTANT", "AUTHOR", "CHANNEL", "RECIPIENT")
     ),
-    "server/model_formats/harmony/decoded_messages.py:_TYPE",
+    "server/model_formats/harmony/output_parser.py:_TYPE",
     "server/model_formats/tool_calls/streamed_json.py:_CUSTOM_HEAD",
     "server/model_formats/tool_calls/streamed_json.py:_UNIT",
     *(f"server/hosted_tools/mcp_discovery.py:_{name}" for name in ("HEADER", "VALUE")),

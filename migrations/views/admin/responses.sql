@@ -118,7 +118,7 @@ comment on column admin.responses.deaths is 'replicas that died while they ran i
 comment on column admin.responses.replica_id is 'the replica that runs it, or ran it last';
 comment on column admin.responses.expires_at is 'when it may be purged; null: never';
 comment on column admin.responses.deleted_at is 'when it was deleted, if later responses still need its items';
-comment on column admin.responses.cancel_reason is 'why it was cancelled, or is to be: client_request, client_disconnect, deleted, key_ended, erased or operator';
+comment on column admin.responses.cancel_reason is 'why it was cancelled, or is to be: client_request, client_disconnect, deleted, key_ended, erased, operator or window_ended';
 comment on column admin.responses.user_agent is 'the client''s program, as its create named it; SDKs name themselves and their version';
 comment on column admin.responses.instructions is 'of its request';
 comment on column admin.responses.prompt_id is 'the stored prompt that its request used';

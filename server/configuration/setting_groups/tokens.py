@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from server.caller import SCOPES, Scope
+from server.configuration.origins import is_loopback
 from server.configuration.setting_groups.declare import setting
 from server.errors import ConfigError
 
@@ -56,14 +56,7 @@ def is_safe_url(url: str) -> bool:
         return False
     if not host or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
         return False
-    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 
 
 def read_scope_values(text: str) -> Mapping[str, Scope]:

@@ -137,29 +137,18 @@ def _short(text: str) -> str:
 _MAX_OFFERED = 30
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Two responses, as far as they are chosen."""
-
-    a: ResponseDetail | None
-    b: ResponseDetail | None
-    offered: list[Relative]
-    """Responses to compare with: of the same chain, conversation and branches."""
-
-
 @pages("GET /compare")
 def show(console: ConsoleRequest) -> Answer:
     """`a` and `b` are the responses."""
-    pair = console.database.read(lambda connection: _read(connection, console))
-    a, b = pair.a, pair.b
+    a, b, offered = console.database.read(lambda connection: _read(connection, console))
     if a is None or b is None:
         first = None if a is None else a.facts
-        return console.page("compare.html", a=first, b=None, offered=pair.offered)
+        return console.page("compare.html", a=first, b=None, offered=offered)
     return console.page(
         "compare.html",
         a=a.facts,
         b=b.facts,
-        offered=pair.offered,
+        offered=offered,
         parameters=compare_parameters(_parameters(a), _parameters(b)),
         input_diff=_diff(a.inputs, b.inputs) if console.is_admin else None,
         output_diff=_diff(a.outputs, b.outputs) if console.is_admin else None,
@@ -176,9 +165,12 @@ def _parameters(detail: ResponseDetail) -> dict[str, Any]:
     return parameters
 
 
-def _read(connection: Connection, console: ConsoleRequest) -> _Pair:
+def _read(
+    connection: Connection, console: ConsoleRequest
+) -> tuple[ResponseDetail | None, ResponseDetail | None, list[Relative]]:
+    """The two responses, as far as they are chosen, and those that the first may be compared with."""
     a, b = _find(connection, console, "a"), _find(connection, console, "b")
-    return _Pair(a, b, [] if a is None else _offered(connection, a))
+    return a, b, [] if a is None else _offered(connection, a)
 
 
 def _find(connection: Connection, console: ConsoleRequest, name: str) -> ResponseDetail | None:
@@ -196,7 +188,7 @@ def _find(connection: Connection, console: ConsoleRequest, name: str) -> Respons
 
 
 def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
-    """Siblings first: they answer the same history."""
+    """Of the same chain, conversation and branches; siblings first: they answer the same history."""
     siblings: list[Relative] = []
     if len(a.chain) > 1:
         siblings = response_detail.read_branches(connection, a.facts["tenant"], a.chain[-2].id)

@@ -17,9 +17,9 @@ from server.http.asgi.answers import Answer
 from server.protocol import ids
 from server.protocol.ids import response_id
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.store.console import history
-from server.store.console.history import HistoryFilter, HistoryRow
-from server.store.console.saved_views import SavedView, views_of
+from server.store.console import history_queries
+from server.store.console.history_queries import HistoryFilter, HistoryRow
+from server.store.console.saved_view_queries import SavedView, views_of
 from server.store.console.time_limit import TimeOver
 from server.store.content.response_pages import PageCursor
 
@@ -164,12 +164,12 @@ def show(console: ConsoleRequest) -> Answer:
         address=urlencode(arguments),
         older=older,
         is_first=before is None,
-        known={} if console.is_fragment else console.database.read(history.known_values),
+        known={} if console.is_fragment else console.database.read(history_queries.known_values),
         saved=_saved_views(console),
         saved_address=lambda view: f"/console/history?{view.content}",
         options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
         preview=preview,
-        words_limit=history.WORDS_WITHOUT_INDEX,
+        words_limit=history_queries.WORDS_WITHOUT_INDEX,
     )
 
 
@@ -185,7 +185,7 @@ def _read_rows(
 ) -> tuple[list[HistoryRow], str]:
     """A page's rows and one more, or none and a sentence that says why."""
     try:
-        read = partial(history.history_page, contents=console.is_admin)
+        read = partial(history_queries.history_page, contents=console.is_admin)
         rows = console.database.read(lambda connection: read(connection, search, before, PAGE_ROWS + 1))
     except TimeOver as error:
         return [], str(error)
@@ -198,7 +198,7 @@ def csv(console: ConsoleRequest) -> Answer:
     arguments = console.arguments(FIELDS)
     search = _read(console, arguments)
     rows = console.database.read(
-        lambda connection: history.history_page(connection, search, None, CSV_ROWS, contents=False)
+        lambda connection: history_queries.history_page(connection, search, None, CSV_ROWS, contents=False)
     )
     names = HistoryRow._fields[1:-2]
     return console.csv("responses.csv", [names, *([getattr(row, name) for name in names] for row in rows)])

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from engine.statistics import Distribution, Stats
 from server.console.console_request import ConsoleRequest, pages
-from server.console.formats import number, percent, seconds, size
+from server.console.value_formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPool, ThreadPools
 from server.http.services import Services
 from server.recording.recorder import RecorderStats
-from server.store.console import live
+from server.store.console import live_queries
 from server.store.database import PoolStats
 from server.store.disk_space import Space
 from server.supervised_thread import Stalls
@@ -131,7 +131,7 @@ def show(console: ConsoleRequest) -> Answer:
     ]
     return console.page(
         "live_parts.html" if console.is_fragment else "live.html",
-        cluster=services.database.read(live.read_cluster),
+        cluster=services.database.read(live_queries.read_cluster),
         replica=services.replica,
         name=_name(),
         stopping=services.stopping.is_set(),
@@ -145,7 +145,7 @@ def show(console: ConsoleRequest) -> Answer:
             )
         ),
         lease=services.config.lease_seconds,
-        most=live.MAX_RUNNING,
+        most=live_queries.MAX_RUNNING,
     )
 
 

@@ -10,14 +10,12 @@ import msgspec
 
 from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_views
-from server.console.pages.run_again import stored_request
+from server.console.pages.run_again import admit, stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
-from server.protocol import ids, input_images
-from server.protocol.decode import decode
+from server.protocol import ids
 from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail
 from server.store.console.response_detail import ResponseDetail, StoredItem
@@ -159,18 +157,14 @@ def show(console: ConsoleRequest) -> Answer:
 @pages("POST /playground")
 def send(console: ConsoleRequest) -> Answer:
     """Begins a response; its page follows it, also after a reload."""
-    services, caller = console.services, console.caller
     try:
-        body = msgspec.json.encode(request_body(console.form))
-        params = decode(body, CreateResponse, endpoint="responses")
-        input_images.SOURCE.set(services.model.image_source(caller.tenant))
-        (accepted,) = services.admission.admit(caller, [params])
+        accepted = admit(console, console.caller, msgspec.json.encode(request_body(console.form)))
     except (ApiError, DecodeFailure) as error:
         previous = console.form.get("previous_response_id", "")
         refusal = to_api_error(error)
         conversation = _read(console, previous) if previous else _Conversation()
         return _page(console, conversation, console.form, str(refusal), refusal.status)
-    return console.redirect("/console/playground", response=ids.response_id(accepted.id))
+    return console.redirect("/console/playground", response=ids.response_id(accepted))
 
 
 def _page(

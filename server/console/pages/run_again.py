@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote_plus
+from uuid import UUID
 
 import msgspec
 
+from server.caller import Caller
 from server.console.console_request import ConsoleRequest, pages
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
@@ -141,11 +143,15 @@ def run(console: ConsoleRequest) -> Answer:
     """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     source, edited = _read(console), console.form.get("request", "")
     tenant = source.facts["tenant"]
+    caller = console.caller
+    if caller.tenant != tenant:
+        settings = console.database.read(lambda connection: tenants.settings_of(connection, tenant))
+        caller = replace(caller, tenant=tenant, settings=settings)
     try:
         if not edited and source.request.obstacle:
             raise InvalidRequest(source.request.obstacle)
         parameters = read_edited(edited) if edited else source.request.parameters
-        accepted = _admit(console, tenant, request_body(parameters, source.items))
+        accepted = admit(console, caller, request_body(parameters, source.items))
     except (ApiError, DecodeFailure) as error:
         refusal = to_api_error(error)
         text = edited or edited_text(source.request.parameters, source.items)[0]
@@ -156,16 +162,11 @@ def run(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/responses/{name}", compare=source.facts["response"])
 
 
-def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
-    """The id of the new response, which counts as the tenant's and as of the caller's key."""
-    services = console.services
-    caller = console.caller
-    if caller.tenant != tenant:
-        settings = services.database.read(lambda connection: tenants.settings_of(connection, tenant))
-        caller = replace(caller, tenant=tenant, settings=settings)
-    input_images.SOURCE.set(services.model.image_source(tenant))
+def admit(console: ConsoleRequest, caller: Caller, body: bytes) -> UUID:
+    """The id of the new response, which counts as the caller's. Raises ApiError or DecodeFailure."""
+    input_images.SOURCE.set(console.services.model.image_source(caller.tenant))
     params = decode(body, CreateResponse, endpoint="responses")
-    (accepted,) = services.admission.admit(caller, [params])
+    (accepted,) = console.services.admission.admit(caller, [params])
     return accepted.id
 
 

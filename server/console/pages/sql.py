@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
@@ -12,13 +11,13 @@ import msgspec
 from starlette.responses import Response
 
 from server.console.console_request import ConsoleRequest, pages
-from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
 from server.console.sql_reader import MAX_QUERIES, NO_READER
+from server.console.value_formats import csv_value
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
-from server.store.console.saved_views import find_view, views_of
+from server.store.console.reader_session import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
+from server.store.console.saved_view_queries import find_view, views_of
 
 _FILE = Path(__file__).parents[1] / "questions.sql"
 
@@ -49,15 +48,6 @@ TRAIL_CHARS = 2000
 """Characters of a query that the audit trail keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The outcome of a query: a result or an error's sentence."""
-
-    result: QueryResult | None = None
-    error: str = ""
-    is_plan: bool = False
-
-
 @pages("GET /sql", needs="admin")
 def show(console: ConsoleRequest) -> Answer:
     """`question` or `view` names one whose query is in the editor."""
@@ -68,7 +58,7 @@ def show(console: ConsoleRequest) -> Answer:
         named = view_id(view)
         saved = console.database.read(lambda connection: find_view(connection, named))
         query = "" if saved is None else saved.content
-    return _page(console, query, _Outcome())
+    return _page(console, query)
 
 
 @pages("POST /sql")
@@ -81,10 +71,10 @@ def run(console: ConsoleRequest) -> Answer:
     try:
         result = _result(console, query, explain=wish == "explain")
     except QueryFailed as failure:
-        return _page(console, query, _Outcome(error=str(failure)))
+        return _page(console, query, error=str(failure))
     if wish == "csv":
         return _csv(console, result)
-    return _page(console, query, _Outcome(result, is_plan=wish == "explain"))
+    return _page(console, query, result, is_plan=wish == "explain")
 
 
 def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResult:
@@ -99,9 +89,16 @@ def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResul
         return reader.run_query(database.url, query, explain=explain)
 
 
-def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
-    result, chart = outcome.result, None
-    if result is not None and not outcome.is_plan:
+def _page(
+    console: ConsoleRequest,
+    query: str,
+    result: QueryResult | None = None,
+    *,
+    is_plan: bool = False,
+    error: str = "",
+) -> Answer:
+    chart = None
+    if result is not None and not is_plan:
         names, types = zip(*result.columns, strict=True)
         chart = chart_of(names, types, result.rows)
     views, saved = console.database.read(
@@ -109,9 +106,10 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
     )
     return console.page(
         "sql/sql.html",
-        status=400 if outcome.error else 200,
+        status=400 if error else 200,
         query=query,
-        outcome=outcome,
+        error=error,
+        is_plan=is_plan,
         result=result,
         chart=None if chart is None else msgspec.json.encode(chart._asdict()).decode(),
         number_types=NUMBERS,

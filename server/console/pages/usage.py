@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.administration import usage
-from server.store.administration.usage import GROUPINGS, MAX_CHARTED, Grouping, UsageFilter, UsageRow
-from server.store.console import history
+from server.store.administration import usage_sums
+from server.store.administration.usage_sums import GROUPINGS, MAX_CHARTED, Grouping, UsageFilter, UsageRow
+from server.store.console import history_queries
 from server.store.console.time_limit import TimeOver
 
 FIELDS: Final = ("period", "from", "to", "by", "show", "tenant", "model", "key", "user")
@@ -168,7 +168,7 @@ def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
 def show(console: ConsoleRequest) -> Answer:
     arguments = console.arguments(FIELDS)
     message, status, shown = "", 200, None
-    known = console.database.read(history.known_values)
+    known = console.database.read(history_queries.known_values)
     try:
         query = read_filter(arguments, datetime.now(UTC).date())
         shown = _read(console, query, arguments.get("show", DEFAULT_MEASURE))
@@ -187,8 +187,8 @@ def show(console: ConsoleRequest) -> Answer:
         default_measure=DEFAULT_MEASURE,
         narrowed=narrowed,
         label=label,
-        groupings=usage.GROUPINGS,
-        measured=usage.MEASURED_RESPONSES,
+        groupings=usage_sums.GROUPINGS,
+        measured=usage_sums.MEASURED_RESPONSES,
     )
 
 
@@ -196,7 +196,7 @@ def show(console: ConsoleRequest) -> Answer:
 def csv(console: ConsoleRequest) -> Answer:
     """A row for each day and group."""
     query = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
-    rows = console.database.read(lambda connection: usage.read_days_of_groups(connection, query))
+    rows = console.database.read(lambda connection: usage_sums.read_days_of_groups(connection, query))
     return console.csv("usage.csv", csv_rows(rows))
 
 
@@ -205,10 +205,10 @@ def _read(console: ConsoleRequest, query: UsageFilter, measure: str) -> dict[str
     with_users = shows_users(query)
     rows, users, refused, latencies = console.database.read(
         lambda connection: (
-            usage.read_usage(connection, query),
-            usage.read_top_users(connection, query) if with_users else [],
-            usage.read_refused(connection, query),
-            usage.read_latencies(connection, query),
+            usage_sums.read_usage(connection, query),
+            usage_sums.read_top_users(connection, query) if with_users else [],
+            usage_sums.read_refused(connection, query),
+            usage_sums.read_latencies(connection, query),
         )
     )
     return {

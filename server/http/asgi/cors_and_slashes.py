@@ -26,7 +26,8 @@ class CorsAndSlashes:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"
+        path = scope["path"].replace("\0", "\N{REPLACEMENT CHARACTER}")  # which no stored text has as a NUL
+        scope["path"] = path.rstrip("/") or "/"
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope["type"] != "http" or origin is None or origin not in self._origins:

@@ -145,7 +145,7 @@ class AuthenticatedEndpoint(Generic[C]):
                 raise
             finally:
                 body.release()
-            set_store_reader(request.scope, self.context.threads.stream.bind(share))
+            set_store_reader(request.scope, partial(self.context.threads.stream.run, share))
             async with self.context.connections.tracked(self.context.key_of(caller)):
                 with self._counted(request, share, answer):
                     await answer(request.scope, request.receive, send)

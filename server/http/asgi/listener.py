@@ -239,15 +239,13 @@ class Listener:
             # asyncio sets it only on sockets that were made with IPPROTO_TCP. Without it a small write waits
             # until the client has acknowledged the one before, for up to 40 ms.
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._certificate is None:
-                await loop.connect_accepted_socket(lambda: protocol, accepted)
-            else:
-                await loop.connect_accepted_socket(
-                    lambda: protocol,
-                    accepted,
-                    ssl=self._certificate.context(),
-                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                )
+            certificate = self._certificate
+            await loop.connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=None if certificate is None else certificate.context(),
+                ssl_handshake_timeout=None if certificate is None else HANDSHAKE_SECONDS,
+            )
         except (OSError, asyncio.CancelledError):  # ssl.SSLError and a time-out are OSErrors
             accepted.close()
             self._remove(client)

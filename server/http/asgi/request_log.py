@@ -4,11 +4,11 @@ Streams have their line when they end. Probes of health are logged at level debu
 """
 
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,6 +54,24 @@ class Sent:
     events: int | None = None
     """Events of a stream, or messages of a WebSocket; None for other answers."""
 
+    def count(self, message: Message) -> None:
+        """Counts an ASGI message that is sent."""
+        match message["type"]:
+            case "http.response.body" | "websocket.http.response.body":
+                body = message.get("body", b"")
+                self.bytes += len(body)
+                if self.events is not None:
+                    self.events += body.count(b"\n\n")
+            case "http.response.start" | "websocket.http.response.start":
+                self.status = message["status"]
+                if _is_event_stream(message):
+                    self.events = 0
+            case "websocket.accept":
+                self.status, self.events = 101, 0
+            case "websocket.send":
+                self.bytes += len(message.get("text") or message.get("bytes") or b"")
+                self.events = (self.events or 0) + 1
+
     def add(self, writer: BodyWriter | None) -> None:
         """Counts what an answer's writer has written to the connection itself."""
         if writer is not None and self.events is not None:
@@ -96,8 +114,13 @@ class RequestLog:
         CURRENT.set(context)
         began = perf_counter()
         span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
+
+        def counting_send(message: Message) -> Awaitable[None]:
+            sent.count(message)
+            return send(_with_headers(message, scope["state"]))
+
         try:
-            await self._app(scope, receive, _CountingSend(send, scope, sent))
+            await self._app(scope, receive, counting_send)
         finally:
             seconds = perf_counter() - began
             context.route = _route(scope)
@@ -183,36 +206,13 @@ class MessageLog:
         log_access(self._scope, self.context, self._sent, perf_counter() - self._began)
 
 
-class _CountingSend:
-    """`send`, which counts what it sends, and adds the request's headers to the head of an answer."""
-
-    def __init__(self, send: Send, scope: Scope, sent: Sent) -> None:
-        self._send = send
-        self._scope = scope
-        self._sent = sent
-
-    def __call__(self, message: Message) -> Awaitable[None]:
-        sent = self._sent
-        match message["type"]:
-            case "http.response.body" | "websocket.http.response.body":
-                body = message.get("body", b"")
-                sent.bytes += len(body)
-                if sent.events is not None:
-                    sent.events += body.count(b"\n\n")
-            case "http.response.start" | "websocket.http.response.start":
-                sent.status = message["status"]
-                if _is_event_stream(message):
-                    sent.events = 0
-                state = self._scope["state"]
-                if extra := {**state.get("cors_headers", {}), **state.get("answer_headers", {})}:
-                    more = [(name.encode(), value.encode()) for name, value in extra.items()]
-                    message = {**message, "headers": [*message["headers"], *more]}
-            case "websocket.accept":
-                sent.status, sent.events = 101, 0
-            case "websocket.send":
-                sent.bytes += len(message.get("text") or message.get("bytes") or b"")
-                sent.events = (sent.events or 0) + 1
-        return self._send(message)
+def _with_headers(message: Message, state: Mapping[str, Any]) -> Message:
+    """The message; the head of an answer with the headers of its request's state."""
+    extra = {**state.get("cors_headers", {}), **state.get("answer_headers", {})}
+    if not extra or not message["type"].endswith("http.response.start"):
+        return message
+    more = [(name.encode(), value.encode()) for name, value in extra.items()]
+    return {**message, "headers": [*message["headers"], *more]}
 
 
 def _is_event_stream(start: Message) -> bool:

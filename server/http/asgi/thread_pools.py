@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -168,10 +167,6 @@ class ThreadPool:
                 message = "Your other requests are still being worked on; try again later."
                 raise TooManyRequests(message, limit="threads") from None
             raise Overloaded("Too many requests are waiting; try again.", limit="threads") from None
-
-    def bind(self, share: ThreadShare) -> RunInThread:
-        """`run` for one tenant."""
-        return partial(self.run, share)
 
     @property
     def busy(self) -> int:

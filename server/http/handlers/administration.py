@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.administration import erasure, keys, tenants
+from server.administration import audited_erasure, key_changes, tenant_changes
 from server.administration.actor import Actor
 from server.delivery.stored_responses import bad_cursor
 from server.errors import Conflict, NotFound
@@ -63,7 +63,7 @@ def changing(call: ApiCall) -> Iterator[tuple[Connection, Actor]]:
 def create_tenant(call: ApiCall) -> objects.Tenant:
     requested = decode(call.body, requests.CreateTenant)
     with changing(call) as (connection, actor):
-        return tenants.create_tenant(connection, actor, requested.id, requested)
+        return tenant_changes.create_tenant(connection, actor, requested.id, requested)
 
 
 @routes(
@@ -77,17 +77,17 @@ def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
     with call.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
         stored = stored_tenants.of_names(connection, names)
-        return page_of(tenants.tenant_objects(connection, names, stored.values()), asked.limit)
+        return page_of(tenant_changes.tenant_objects(connection, names, stored.values()), asked.limit)
 
 
 @routes("GET /tenants/{tenant}", "Retrieve a tenant.", objects.Tenant)
 def retrieve_tenant(call: ApiCall) -> objects.Tenant:
-    name = _tenant(call)
+    name = call.request.path_params["tenant"]
     with call.database.begin() as connection:
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-        (tenant,) = tenants.tenant_objects(connection, [name], [] if stored is None else [stored])
+        (tenant,) = tenant_changes.tenant_objects(connection, [name], [] if stored is None else [stored])
     return tenant
 
 
@@ -98,9 +98,9 @@ def retrieve_tenant(call: ApiCall) -> objects.Tenant:
     takes=requests.UpdateTenant,
 )
 def update_tenant(call: ApiCall) -> objects.Tenant:
-    requested, name = decode(call.body, requests.UpdateTenant), _tenant(call)
+    requested, name = decode(call.body, requests.UpdateTenant), call.request.path_params["tenant"]
     with changing(call) as (connection, actor):
-        return tenants.update_tenant(connection, actor, name, requested)
+        return tenant_changes.update_tenant(connection, actor, name, requested)
 
 
 @routes(
@@ -110,9 +110,9 @@ def update_tenant(call: ApiCall) -> objects.Tenant:
     refuses=(Conflict,),
 )
 def delete_tenant(call: ApiCall) -> objects.DeletedTenant:
-    name = _tenant(call)
+    name = call.request.path_params["tenant"]
     with changing(call) as (connection, actor):
-        tenants.delete_tenant(connection, actor, name)
+        tenant_changes.delete_tenant(connection, actor, name)
     return objects.DeletedTenant(name)
 
 
@@ -129,10 +129,10 @@ def erase_tenant(call: ApiCall) -> objects.TenantErasure:
     subject = Subject(call.request.path_params["tenant"], requested.user, requested.keep_usage)
     lease = call.services.config.lease_seconds
     if requested.dry_run:
-        outcome = erasure.count(call.database, subject, lease)
+        outcome = audited_erasure.count(call.database, subject, lease)
     else:
-        erasure.refuse_own_tenant(subject, call.caller.tenant)
-        outcome = erasure.erase(call.database, actor_of(call), subject, lease, ERASE_SECONDS)
+        audited_erasure.refuse_own_tenant(subject, call.caller.tenant)
+        outcome = audited_erasure.erase(call.database, actor_of(call), subject, lease, ERASE_SECONDS)
     return _erasure(subject, outcome, dry_run=requested.dry_run)
 
 
@@ -158,7 +158,7 @@ def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.Te
     parameters=PAGE,
 )
 def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
-    asked, tenant = page_request(call.request), call.request.path_params["tenant"].replace("\0", "")
+    asked, tenant = page_request(call.request), call.request.path_params["tenant"]
     after = ids.parse_conversation_id(asked.after) if asked.after else None
     if asked.after and after is None:
         raise bad_cursor(asked.after, "a conversation")
@@ -186,7 +186,7 @@ def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
 def create_key(call: ApiCall) -> Response:
     requested, once = decode(call.body, requests.CreateKey), bounded_idempotency_key(call.request)
     with changing(call) as (connection, actor):
-        created = keys.create_key(connection, actor, requested, once)
+        created = key_changes.create_key(connection, actor, requested, once)
     return secret_response(call, created)
 
 
@@ -205,17 +205,17 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
             raise bad_cursor(asked.after, "a key")
         newest = asked.newest_first
         stored = stored_keys.list_page(connection, tenant, state, after, asked.limit, newest_first=newest)
-        return page_of(keys.key_objects(connection, stored), asked.limit)
+        return page_of(key_changes.key_objects(connection, stored), asked.limit)
 
 
 @routes("GET /keys/{key_id}", "Retrieve a key.", objects.Key)
 def retrieve_key(call: ApiCall) -> objects.Key:
-    key_id = _key_id(call)
+    key_id = call.request.path_params["key_id"]
     with call.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
-            raise keys.unknown_key(key_id)
-        (key,) = keys.key_objects(connection, [stored])
+            raise key_changes.unknown_key(key_id)
+        (key,) = key_changes.key_objects(connection, [stored])
     return key
 
 
@@ -223,9 +223,9 @@ def retrieve_key(call: ApiCall) -> objects.Key:
     "POST /keys/{key_id}", "Modify a key; omitted properties stay.", objects.Key, takes=requests.UpdateKey
 )
 def update_key(call: ApiCall) -> objects.Key:
-    key_id, requested = _key_id(call), decode(call.body, requests.UpdateKey)
+    key_id, requested = call.request.path_params["key_id"], decode(call.body, requests.UpdateKey)
     with changing(call) as (connection, actor):
-        return keys.update_key(connection, actor, key_id, requested)
+        return key_changes.update_key(connection, actor, key_id, requested)
 
 
 @routes(
@@ -237,10 +237,10 @@ def update_key(call: ApiCall) -> objects.Key:
     refuses=(Conflict,),
 )
 def rotate_key(call: ApiCall) -> Response:
-    key_id, requested = _key_id(call), read_optional(call.body, requests.RotateKey)
+    key_id, requested = call.request.path_params["key_id"], read_optional(call.body, requests.RotateKey)
     with changing(call) as (connection, actor):
         overlap = timedelta(seconds=requested.overlap_seconds)
-        created = keys.rotate_key(connection, actor, key_id, overlap)
+        created = key_changes.rotate_key(connection, actor, key_id, overlap)
     return secret_response(call, created)
 
 
@@ -252,9 +252,9 @@ def rotate_key(call: ApiCall) -> Response:
     needs_body=False,
 )
 def revoke_key(call: ApiCall) -> objects.RevokedKey:
-    key_id, requested = _key_id(call), read_optional(call.body, requests.RevokeKey)
+    key_id, requested = call.request.path_params["key_id"], read_optional(call.body, requests.RevokeKey)
     with changing(call) as (connection, actor):
-        ended = keys.revoke_key(connection, actor, key_id, end=requested.end)
+        ended = key_changes.revoke_key(connection, actor, key_id, end=requested.end)
     return objects.RevokedKey(id=key_id, unfinished_responses=ended)
 
 
@@ -268,17 +268,3 @@ def secret_response(call: ApiCall, created: Struct) -> Response:
     answer = json_response(call.request, created)
     answer.headers["cache-control"] = "no-store"
     return answer
-
-
-def _key_id(call: ApiCall) -> str:
-    key_id: str = call.request.path_params["key_id"]
-    if "\0" in key_id:
-        raise keys.unknown_key(key_id)
-    return key_id
-
-
-def _tenant(call: ApiCall) -> str:
-    name: str = call.request.path_params["tenant"]
-    if "\0" in name:
-        raise NotFound("There is no such tenant.")
-    return name

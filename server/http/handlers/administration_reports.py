@@ -7,7 +7,7 @@ from uuid import UUID
 
 from starlette.requests import Request
 
-from server.administration import prices
+from server.administration import price_changes
 from server.administration.api_objects import price_object, replica_object, trail_object, usage_object
 from server.administration.request_fields import time_of
 from server.delivery.stored_responses import bad_cursor
@@ -22,9 +22,9 @@ from server.protocol.administration.requests import SetPrice, UnixSeconds
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
 from server.store.administration import audit_trail
-from server.store.administration import prices as stored_prices
+from server.store.administration import model_prices as stored_prices
 from server.store.administration.audit_trail import EntryFilter
-from server.store.administration.usage import GROUPS, NEVER, Group, UsageFilter, UsageRow, usage_page
+from server.store.administration.usage_sums import GROUPS, NEVER, Group, UsageFilter, UsageRow, usage_page
 from server.store.cluster.cluster_overview import replicas_page
 from server.store.database import Connection, clock
 
@@ -40,7 +40,7 @@ routes = RouteTable("administration", "/admin/v1", **ADMIN)
 def set_price(call: ApiCall) -> objects.Price:
     requested = decode(call.body, SetPrice)
     with changing(call) as (connection, actor):
-        return price_object(prices.set_price(connection, actor, requested))
+        return price_object(price_changes.set_price(connection, actor, requested))
 
 
 @routes("GET /prices", "List prices, by model and time.", objects.PricePage, parameters=(*PAGE, MODEL))
@@ -133,10 +133,7 @@ def _usage_filter(request: Request, now: datetime) -> UsageFilter:
 def _entry_filter(request: Request) -> EntryFilter:
     since, until = unix_seconds(request, "since"), unix_seconds(request, "until")
     return EntryFilter(
-        actor=text(request, "actor"),
-        action=text(request, "action"),
-        tenant=text(request, "tenant"),
-        target=text(request, "target"),
+        **{name: text(request, name) for name in ("actor", "action", "tenant", "target")},
         since=None if since is None else time_of(since),
         until=None if until is None else time_of(until),
     )

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from server.admission.accept import AcceptedResponse
-from server.admission.request_validation import with_generation_config
+from server.admission.request_validation import naming_sent_fields, with_generation_config
 from server.completions import chat, legacy, stored_chat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
 from server.completions.shared_parameters import includes_continuous_usage, includes_usage
@@ -20,7 +20,6 @@ from server.errors import Conflict, ModelFailed, NotFound
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers import responses
-from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.operation import RouteTable
 from server.http.services import ApiCall
@@ -51,7 +50,7 @@ _CHAT = "/chat/completions/{completion_id}"
 def create_chat(call: ApiCall) -> Answer:
     params = decode(call.body, ChatRequest, endpoint="chat")
     query.apply_body_request_id(call.request, params.request_id)
-    with naming_own_fields(params):
+    with naming_sent_fields(params):
         params = with_generation_config(params, "max_completion_tokens")
         chat.validate_chat_request(params)
         messages = read_messages(params.messages)
@@ -167,7 +166,7 @@ def messages(call: ApiCall) -> Page[msgspec.Raw]:
 def create_text(call: ApiCall) -> Answer:
     params = decode(call.body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
     query.apply_body_request_id(call.request, params.request_id)
-    with naming_own_fields(params):
+    with naming_sent_fields(params):
         params = with_generation_config(params, "max_tokens")
         legacy.validate_legacy_request(params)
         prompts = legacy.read_prompts(params, call.services.model, call.caller.tenant)

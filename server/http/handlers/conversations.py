@@ -9,12 +9,12 @@ from server.errors import ConversationLocked, NotFound
 from server.http.operation import RouteTable
 from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
 from server.http.services import ApiCall
-from server.protocol import conversations as objects
+from server.protocol import conversation_objects as objects
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.list_pages import ConversationPage, ItemPage, Page, make_page
 from server.protocol.responses.items import Item
-from server.request_input import conversations
+from server.request_input import conversations_api
 from server.request_input.stored_input import unknown_conversation
 
 routes = RouteTable("conversations", "/v1/conversations")
@@ -35,7 +35,7 @@ def list_stored(call: ApiCall) -> Page[Raw]:
     if page.after and after is None:
         raise bad_cursor(page.after, "a conversation")
     tenant, newest_first = call.caller.tenant, page.newest_first
-    return conversations.list_stored(call.database, tenant, after, page.limit, newest_first=newest_first)
+    return conversations_api.list_stored(call.database, tenant, after, page.limit, newest_first=newest_first)
 
 
 @routes(
@@ -49,12 +49,12 @@ def list_stored(call: ApiCall) -> Page[Raw]:
 def create(call: ApiCall) -> objects.Conversation:
     params = read_optional(call.body, objects.CreateConversation)
     call.services.admission.storage.check(call.caller)
-    return conversations.create(call.database, call.caller.tenant, params, call.services.model.seal)
+    return conversations_api.create(call.database, call.caller.tenant, params, call.services.model.seal)
 
 
 @routes(f"GET {_ONE}", "Retrieve a conversation.", objects.Conversation)
 def retrieve(call: ApiCall) -> objects.Conversation:
-    return conversations.find(call.database, call.caller.tenant, _conversation_id(call))
+    return conversations_api.find(call.database, call.caller.tenant, _conversation_id(call))
 
 
 @routes(
@@ -65,7 +65,7 @@ def retrieve(call: ApiCall) -> objects.Conversation:
 )
 def update(call: ApiCall) -> objects.Conversation:
     conversation, params = _conversation_id(call), decode(call.body, objects.UpdateConversation)
-    return conversations.update(call.database, call.caller.tenant, conversation, params.metadata)
+    return conversations_api.update(call.database, call.caller.tenant, conversation, params.metadata)
 
 
 @routes(
@@ -76,7 +76,7 @@ def update(call: ApiCall) -> objects.Conversation:
 )
 def delete(call: ApiCall) -> objects.DeletedConversation:
     conversation = _conversation_id(call)
-    conversations.delete(call.database, call.caller, conversation)
+    conversations_api.delete(call.database, call.caller, conversation)
     return objects.DeletedConversation(ids.conversation_id(conversation))
 
 
@@ -87,7 +87,7 @@ def create_items(call: ApiCall) -> Page[Raw]:
     params = decode(call.body, objects.CreateItems)
     call.services.admission.storage.check(call.caller)
     tenant, seal = call.caller.tenant, call.services.model.seal
-    added = conversations.add_items(call.database, tenant, conversation, params.items, seal)
+    added = conversations_api.add_items(call.database, tenant, conversation, params.items, seal)
     return make_page(added, len(added))
 
 
@@ -96,20 +96,20 @@ def list_items(call: ApiCall) -> Page[Raw]:
     """`include` changes nothing: URLs are given always."""
     include_values(call.request)
     page, conversation = page_request(call.request), _conversation_id(call)
-    return conversations.list_items(call.database, call.caller.tenant, conversation, page)
+    return conversations_api.list_items(call.database, call.caller.tenant, conversation, page)
 
 
 @routes(f"GET {_ITEM}", "Retrieve an item.", Item)
 def retrieve_item(call: ApiCall) -> Raw:
-    conversation, item = _conversation_id(call), _item_id(call)
+    conversation, item = _conversation_id(call), call.request.path_params["item_id"]
     include_values(call.request)
-    return Raw(conversations.find_item(call.database, call.caller.tenant, conversation, item))
+    return Raw(conversations_api.find_item(call.database, call.caller.tenant, conversation, item))
 
 
 @routes(f"DELETE {_ITEM}", "Delete an item.", objects.Conversation, refuses=(ConversationLocked,))
 def delete_item(call: ApiCall) -> objects.Conversation:
-    conversation, item = _conversation_id(call), _item_id(call)
-    return conversations.delete_item(call.database, call.caller, conversation, item)
+    conversation, item = _conversation_id(call), call.request.path_params["item_id"]
+    return conversations_api.delete_item(call.database, call.caller, conversation, item)
 
 
 def _conversation_id(call: ApiCall) -> UUID:
@@ -118,10 +118,3 @@ def _conversation_id(call: ApiCall) -> UUID:
     if conversation is None:
         raise unknown_conversation(text)
     return conversation
-
-
-def _item_id(call: ApiCall) -> str:
-    item: str = call.request.path_params["item_id"]
-    if "\0" in item:
-        raise conversations.unknown_item(item)
-    return item

@@ -5,12 +5,11 @@ from typing import get_args
 from msgspec import Raw, json
 
 from engine.vocabulary import Vocabulary
-from server.admission.request_validation import check_model
+from server.admission.request_validation import check_model, naming_sent_fields
 from server.completions import tokenize as runs
 from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
 from server.errors import NotFound
-from server.http.handlers.own_fields import naming_own_fields
 from server.http.operation import Parameter, RouteTable
 from server.http.services import ApiCall, Services
 from server.model_formats.chat_template.template import read_json
@@ -38,7 +37,7 @@ models = RouteTable("models", "/v1/models")
 def tokenize(call: ApiCall) -> Tokenized:
     params, model = decode(call.body, TokenizeRequest), call.services.model
     vocabulary = _vocabulary_of(call, params.model)
-    with naming_own_fields(params):
+    with naming_sent_fields(params):
         tokens = runs.tokenize(model, call.caller.tenant, params)
     strings = [vocabulary.piece(token) for token in tokens] if params.return_token_strs else None
     return Tokenized(len(tokens), model.model_info.context_length, tokens, strings)

@@ -13,6 +13,7 @@ from starlette.responses import Response as HttpResponse
 from server.admission.accept import AcceptedResponse
 from server.admission.compact import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
+from server.admission.request_validation import naming_sent_fields
 from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage, OpenResponsesNames
 from server.delivery.hub import Channel, Hub
@@ -27,12 +28,11 @@ from server.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from server.hosted_tools.mcp_discovery import ignored_types
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
-from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
 from server.http.services import ApiCall, Services
 from server.logs.context import note_responses
-from server.prompting.request_parameters import SEALED_REASONING
+from server.prompting.engine_request import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
@@ -90,13 +90,13 @@ def create(call: ApiCall) -> Answer | objects.Response:
     params = decode(call.body, CreateResponse, endpoint="responses")
     query.apply_body_request_id(call.request, params.request_id)
     _event_names(services, call.request)  # which refuses before there is a response
-    with naming_own_fields(params):
+    with naming_sent_fields(params):
         (admitted,) = services.admission.admit(caller, [params], idempotency_key(call))
     if params.tools and (ignored := ignored_types(services.tool_loop.servers, caller, params.tools)):
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
         call.request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
     if params.stream:
-        reader = StreamReader(call.database, caller.tenant, admitted.id)
+        reader = StreamReader(services.database, caller.tenant, admitted.id)
         return event_stream(services, call.request, admitted.channel, reader, 0, admitted.begun)
     if params.background:
         return _as_accepted(_read(call, admitted.id), admitted)
@@ -155,7 +155,7 @@ def list_stored(call: ApiCall) -> Page[Raw]:
 def count_input_tokens(call: ApiCall) -> objects.InputTokens:
     """`model` may be left out, and `input`, where history says it all."""
     asked = decode(call.body, CountInput, endpoint="responses")
-    with naming_own_fields(asked):
+    with naming_sent_fields(asked):
         params = structs.replace(
             with_modern_names(asked),
             model=call.services.model.name if asked.model is None else asked.model,

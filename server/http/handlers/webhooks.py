@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from server.administration import webhooks
+from server.administration import webhook_changes
 from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
 from server.delivery.stored_responses import bad_cursor
 from server.http.handlers.administration import ADMIN, changing, secret_response
@@ -14,7 +14,7 @@ from server.http.operation import Parameter, RouteTable
 from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.http.services import ApiCall, Handler
 from server.protocol import ids
-from server.protocol import webhooks as objects
+from server.protocol import webhook_objects as objects
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
@@ -52,7 +52,7 @@ def create_webhook_endpoint(call: ApiCall) -> Response:
     tenant = getattr(requested, "tenant", call.caller.tenant)
     seal, allowed = call.services.model.seal, call.services.allowed_receivers
     with changing(call) as (connection, actor):
-        made = webhooks.create_endpoint(connection, actor, seal, allowed, tenant, requested)
+        made = webhook_changes.create_endpoint(connection, actor, seal, allowed, tenant, requested)
     return secret_response(call, endpoint_with_secret(made.stored, made.secret))
 
 
@@ -86,7 +86,7 @@ def update_webhook_endpoint(call: ApiCall) -> objects.Endpoint:
     requested, allowed = decode(call.body, objects.UpdateEndpoint), call.services.allowed_receivers
     with changing(call) as (connection, actor):
         stored = _find(connection, call, lock=True)
-        return endpoint_object(webhooks.update_endpoint(connection, actor, allowed, stored, requested))
+        return endpoint_object(webhook_changes.update_endpoint(connection, actor, allowed, stored, requested))
 
 
 @_both(
@@ -95,7 +95,7 @@ def update_webhook_endpoint(call: ApiCall) -> objects.Endpoint:
 def delete_webhook_endpoint(call: ApiCall) -> objects.DeletedEndpoint:
     with changing(call) as (connection, actor):
         stored = _find(connection, call, lock=True)
-        webhooks.delete_endpoint(connection, actor, stored)
+        webhook_changes.delete_endpoint(connection, actor, stored)
     return objects.DeletedEndpoint(ids.webhook_endpoint_id(stored.id))
 
 
@@ -111,7 +111,7 @@ def rotate_webhook_secret(call: ApiCall) -> Response:
     overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
     with changing(call) as (connection, actor):
         stored = _find(connection, call, lock=True)
-        made = webhooks.rotate_secret(connection, actor, call.services.model.seal, stored, overlap)
+        made = webhook_changes.rotate_secret(connection, actor, call.services.model.seal, stored, overlap)
     return secret_response(call, endpoint_with_secret(made.stored, made.secret))
 
 
@@ -161,7 +161,9 @@ def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
 def redeliver_webhooks(call: ApiCall) -> objects.Redelivered:
     with changing(call) as (connection, actor):
         stored = _find(connection, call)
-        count = webhooks.redeliver(connection, actor, stored, call.request.path_params.get("delivery_id"))
+        count = webhook_changes.redeliver(
+            connection, actor, stored, call.request.path_params.get("delivery_id")
+        )
     endpoint = ids.webhook_endpoint_id(stored.id)
     return objects.Redelivered(webhook_endpoint_id=endpoint, deliveries=count)
 
@@ -180,4 +182,6 @@ def _is_admin(call: ApiCall) -> bool:
 
 def _find(connection: Connection, call: ApiCall, *, lock: bool = False) -> StoredEndpoint:
     tenant = None if _is_admin(call) else call.caller.tenant
-    return webhooks.find(connection, call.request.path_params["webhook_endpoint_id"], tenant, lock=lock)
+    return webhook_changes.find(
+        connection, call.request.path_params["webhook_endpoint_id"], tenant, lock=lock
+    )

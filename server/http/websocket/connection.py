@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from starlette.datastructures import Headers
@@ -198,7 +199,7 @@ class _Connection:
             pending.drop_content()
         relay = _EventRelay(lambda event: self._send(message_log.count(event)), pending.prefix, listening)
         scope: Scope = {"type": "http"}
-        set_store_reader(scope, self.threads.stream.bind(self.share))
+        set_store_reader(scope, partial(self.threads.stream.run, self.share))
         await stream(scope, relay.receive, relay.send)
         if relay.whole:
             await self._call(self.session.end, pending, relay.last)

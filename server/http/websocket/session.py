@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.request_validation import naming_sent_fields
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.answers import Answer
 from server.http.handlers import responses
-from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -62,7 +62,7 @@ class RetainedResponses:
         self._limit = limit
         self._tenant = tenant
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._retained: dict[str, RetainedResponse] = {}
         self._running: RetainedResponse | None = None
         self._reserved = 0
@@ -79,7 +79,7 @@ class RetainedResponses:
         Without room nothing is kept, and the response is not retained at its end.
         """
         with self._lock:
-            self._drop_input()
+            self.drop_input()
             if not self._closed and self._reserve(item_bytes):
                 self._running = RetainedResponse(items, message_bytes, item_bytes, item_bytes)
 
@@ -92,7 +92,7 @@ class RetainedResponses:
             while len(self._retained) >= MAX_RETAINED_RESPONSES:
                 self._drop_oldest()
             if not self._reserve(last_bytes):
-                self._drop_input()
+                self.drop_input()
                 return
             self._running = None
             self._retained[response] = RetainedResponse(
@@ -105,7 +105,8 @@ class RetainedResponses:
     def drop_input(self) -> None:
         """The response that ran is not retained."""
         with self._lock:
-            self._drop_input()
+            dropped, self._running = self._running, None
+            self._release(dropped)
 
     def drop(self, response: str) -> None:
         with self._lock:
@@ -115,7 +116,7 @@ class RetainedResponses:
         """Drop everything, and retain nothing any more."""
         with self._lock:
             self._closed = True
-            self._drop_input()
+            self.drop_input()
             while self._retained:
                 self._drop_oldest()
 
@@ -136,10 +137,6 @@ class RetainedResponses:
 
     def _drop_oldest(self) -> None:
         self._release(self._retained.pop(next(iter(self._retained))))
-
-    def _drop_input(self) -> None:
-        dropped, self._running = self._running, None
-        self._release(dropped)
 
     def _release(self, dropped: RetainedResponse | None) -> None:
         if dropped is not None:
@@ -243,7 +240,7 @@ class SocketSession:
         message_bytes = pending.size + (retained.message_bytes if retained else 0)
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
-        with naming_own_fields(message):
+        with naming_sent_fields(message):
             (admitted,) = services.admission.admit(
                 caller,
                 [message],

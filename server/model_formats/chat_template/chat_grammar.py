@@ -4,18 +4,20 @@ Free text is only what the model format's own parser reads back as such.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.model_format import CallChoice, OutputFormat, PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder, regex_of
-from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
 from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex
+from server.protocol.responses.request import TextFormat
+from server.protocol.responses.tools import ToolChoice
 
 ReasoningStart = Literal["no", "maybe", "open"]
 """Whether the output may begin with reasoning (`maybe`) or the prompt has already started it (`open`)."""
@@ -24,166 +26,138 @@ _SPACE = "/[ \\n]{0,4}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConstraints:
+    markup: Markup
+    calls: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
-    choice: CallChoice
-    format: OutputFormat
+    choice: ToolChoice
+    format: TextFormat
     thinking: ReasoningStart
 
 
-def build_grammar(
-    markup: Markup,
-    calls: ToolCallFormat | None,
-    reasoning: ReasoningFormat | None,
-    constraints: OutputConstraints,
-) -> StructuredOutput | None:
+def build_grammar(constraints: OutputConstraints) -> StructuredOutput | None:
     """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
 
     Required calls get a chain of grammars, from the most to the least strict schema.
     """
-
-    def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
-        lark = GrammarBuilder(markup)
-        allowed = replace(constraints, tools=ToolIndex(tools))
-        frame = reasoning.answer_frame if reasoning else None
-        body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints), frame)
-        if body is None:
-            return None
-        called = _call_within(lark, calls, allowed) if calls else None
-        return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body, called))
-
     tools = constraints.tools.tools.values()
     if constraints.choice.mode != "required":
-        return make(tools)
+        return _Grammar(constraints, tools).build()
     if not tools:
         raise PromptError("A call is required, but there are no tools.", "tool_choice")
-    return forced_grammar(tools, make)
+    return forced_grammar(tools, lambda level: _Grammar(constraints, level).build())
 
 
-def _body(
-    lark: GrammarBuilder,
-    calls: ToolCallFormat | None,
-    constraints: OutputConstraints,
-    forbidden: str,
-    frame: tuple[str, str, str] | None,
-) -> str | None:
-    """The expression for the output after the reasoning; None if anything is allowed."""
-    answer = _answer(lark, constraints.format)
-    if answer is not None:
-        answer = _framed(lark, frame, answer)
-    if calls is None or not constraints.tools:
-        return answer
-    match constraints.choice.mode:
-        case "required":
-            call = _calls(lark, calls, constraints, calls.prefix)
-            return f"({_framed(lark, frame, '', ends=False)}) {call}" if frame else call
-        case "none":
-            banned = [] if calls.bare_starts else list(calls.openers)
-            return answer or (_framed(lark, frame, lark.text_without([*banned])) if banned else None)
-    if answer is not None:
-        return f"{answer} | {_calls(lark, calls, constraints, calls.prefix)}"
-    return (
-        _text_or_calls(lark, calls, constraints, forbidden, frame) if _restricts_calls(constraints) else None
-    )
+class _Grammar:
+    """The expressions of one grammar."""
 
+    def __init__(self, constraints: OutputConstraints, tools: Iterable[PromptTool]) -> None:
+        self._constraints = constraints
+        self._choice = constraints.choice
+        self._reasoning = constraints.reasoning
+        self._tools = ToolIndex(tools).tools
+        self._lark = GrammarBuilder(constraints.markup)
 
-def _framed(lark: GrammarBuilder, frame: tuple[str, str, str] | None, text: str, *, ends: bool = True) -> str:
-    """The answer's expression in its tags, each of which may be absent; without `ends`, before calls."""
-    if frame is None:
-        return text
-    begin, end, last = map(lark.literal, frame)
-    return f"({begin})? {text} ({end}{f' ({last})?' if ends else ''})?"
+    def build(self) -> StructuredOutput | None:
+        body = self._body()
+        if body is None:
+            return None
+        called = self._call_within(self._constraints.calls) if self._constraints.calls else None
+        return self._lark.grammar(self._with_reasoning(body, called))
 
+    def _body(self) -> str | None:
+        """The expression for the output after the reasoning; None if anything is allowed."""
+        calls, schema = self._constraints.calls, format_schema(self._constraints.format)
+        answer = None if schema is None else self._framed(self._lark.json(schema))
+        if calls is None or not self._tools:
+            return answer
+        match self._choice.mode:
+            case "required":
+                call = self._calls(calls, calls.prefix)
+                framed = self._framed("", ends=False)
+                return f"({framed}) {call}" if framed else call
+            case "none":
+                banned = [] if calls.bare_starts else list(calls.openers)
+                return answer or (self._framed(self._lark.text_without(banned)) if banned else None)
+        if answer is not None:
+            return f"{answer} | {self._calls(calls, calls.prefix)}"
+        return self._text_or_calls(calls) if self._restricts_calls() else None
 
-def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
-    match output_format.kind:
-        case "json_schema":
-            schema = output_format.schema if output_format.schema is not None else {"type": "object"}
-            return lark.json(schema if output_format.strict else without_unenforced(schema))
-        case "json_object":
-            return lark.json({"type": "object"})
-    return None
+    def _framed(self, text: str, *, ends: bool = True) -> str:
+        """The answer's expression in its tags, each of which may be absent; without `ends`, before calls."""
+        frame = self._reasoning.answer_frame if self._reasoning else None
+        if frame is None:
+            return text
+        begin, end, last = map(self._lark.literal, frame)
+        return f"({begin})? {text} ({end}{f' ({last})?' if ends else ''})?"
 
+    def _restricts_calls(self) -> bool:
+        return (
+            not self._choice.parallel
+            or self._choice.allowed is not None
+            or any(tool.strict or tool.syntax != "text" for tool in self._tools.values())
+        )
 
-def _restricts_calls(constraints: OutputConstraints) -> bool:
-    return (
-        not constraints.choice.parallel
-        or constraints.choice.allowed is not None
-        or any(tool.strict or tool.syntax != "text" for tool in constraints.tools.tools.values())
-    )
+    def _text_or_calls(self, calls: ToolCallFormat) -> str:
+        """Free text, optionally followed by calls."""
+        lark, forbidden = self._lark, self._forbidden_start()
+        if calls.bare_starts:
+            start = f"[^\\s{regex_of(calls.bare_starts + forbidden)}]"
+            text = lark.rule("FREE", f"/[ \\n\\t]*{start}(.|\\n)*/")
+            return f"({text} | {self._calls(calls, calls.prefix)})?"
+        opener = calls.openers[0]
+        rest = self._calls(calls, calls.prefix.removeprefix(opener))
+        if calls.markup.is_sign(opener):
+            text = lark.text_without(calls.openers)
+            before = self._framed(text, ends=False)
+            return f"({self._framed(text)} | {before} {lark.literal(opener)} {rest})?"
+        start = f"[^\\s{regex_of(forbidden)}]" if forbidden else ""
+        if isinstance(calls.markup.grammar_pieces(opener)[0], int):
+            text = lark.rule("FREE", lark.text_body(calls.openers, start, empty=True))
+            return f"({text} | {text} {lark.literal(opener)} {rest})?"
+        text = lark.rule("FREE", lark.text_body(calls.openers, start))
+        before = lark.rule("BEFORE", lark.text_body(calls.openers[1:], start, empty=True))
+        head = lark.rule("head[lazy]", f"{before} {json.dumps(opener)}")
+        return f"({text} | {head} {rest})?"
 
+    def _calls(self, calls: ToolCallFormat, lead: str) -> str:
+        """One call, or several if they may be parallel; `lead` is the rest of the prefix to be written."""
+        lark = self._lark
+        own = [
+            calls.call_grammar(lark, name, alternative)
+            for name, tool in self._tools.items()
+            for alternative in (alternatives(tool) if calls.per_property else [tool])
+        ]
+        call = lark.rule("call", " | ".join(own))
+        more = f" ({lark.literal(calls.separator)} {call})*" if self._choice.parallel else ""
+        return f"({lark.literal(lead)} {call}{more} {lark.literal(calls.suffix)})"
 
-def _text_or_calls(
-    lark: GrammarBuilder,
-    calls: ToolCallFormat,
-    constraints: OutputConstraints,
-    forbidden: str,
-    frame: tuple[str, str, str] | None,
-) -> str:
-    """Free text, optionally followed by calls."""
-    if calls.bare_starts:
-        start = f"[^\\s{regex_of(calls.bare_starts + forbidden)}]"
-        text = lark.rule("FREE", f"/[ \\n\\t]*{start}(.|\\n)*/")
-        return f"({text} | {_calls(lark, calls, constraints, calls.prefix)})?"
-    opener = calls.openers[0]
-    rest = _calls(lark, calls, constraints, calls.prefix.removeprefix(opener))
-    if calls.markup.is_sign(opener):
-        text = lark.text_without(calls.openers)
-        before = _framed(lark, frame, text, ends=False)
-        return f"({_framed(lark, frame, text)} | {before} {lark.literal(opener)} {rest})?"
-    start = f"[^\\s{regex_of(forbidden)}]" if forbidden else ""
-    if isinstance(calls.markup.grammar_pieces(opener)[0], int):
-        text = lark.rule("FREE", lark.text_body(calls.openers, start, empty=True))
-        return f"({text} | {text} {lark.literal(opener)} {rest})?"
-    text = lark.rule("FREE", lark.text_body(calls.openers, start))
-    before = lark.rule("BEFORE", lark.text_body(calls.openers[1:], start, empty=True))
-    head = lark.rule("head[lazy]", f"{before} {json.dumps(opener)}")
-    return f"({text} | {head} {rest})?"
+    def _forbidden_start(self) -> str:
+        """Characters that free text must not begin with, because it would be parsed as reasoning."""
+        if self._reasoning is None or self._constraints.thinking != "maybe":
+            return ""
+        tags, is_sign = self._reasoning.start_tags, self._constraints.markup.is_sign
+        return "".join(sorted({opening[0] for opening in tags if not is_sign(opening)}))
 
+    def _call_within(self, calls: ToolCallFormat) -> str | None:
+        """Reasoning that is ended by calls in place of its end tag, which many models write; else None.
 
-def _calls(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, lead: str) -> str:
-    """One call, or several if parallel calls are allowed; `lead` is the rest of the prefix to be written."""
-    own = [
-        calls.call_grammar(lark, name, alternative)
-        for name, tool in constraints.tools.tools.items()
-        for alternative in (alternatives(tool) if calls.per_property else [tool])
-    ]
-    call = lark.rule("call", " | ".join(own))
-    more = f" ({lark.literal(calls.separator)} {call})*" if constraints.choice.parallel else ""
-    return f"({lark.literal(lead)} {call}{more} {lark.literal(calls.suffix)})"
+        The whole prefix of a call begins it, as its opener alone may be mentioned.
+        """
+        excluded = bool(calls.bare_starts) or not calls.in_reasoning
+        if excluded or not self._tools or self._choice.mode == "none":
+            return None
+        return f"{self._lark.until(calls.prefix)} {self._calls(calls, '')}"
 
-
-def _forbidden_start(
-    markup: Markup, reasoning: ReasoningFormat | None, constraints: OutputConstraints
-) -> str:
-    """Characters that free text must not begin with, because it would be parsed as reasoning."""
-    if reasoning is None or constraints.thinking != "maybe":
-        return ""
-    return "".join({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)})
-
-
-def _call_within(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints) -> str | None:
-    """Reasoning that is ended by calls in place of its end tag, which many models write; else None.
-
-    The whole prefix of a call begins it, as its opener alone may be mentioned.
-    """
-    excluded = bool(calls.bare_starts) or not calls.in_reasoning
-    if excluded or not constraints.tools or constraints.choice.mode == "none":
-        return None
-    return f"{lark.until(calls.prefix)} {_calls(lark, calls, constraints, '')}"
-
-
-def _with_reasoning(
-    lark: GrammarBuilder,
-    reasoning: ReasoningFormat | None,
-    thinking: ReasoningStart,
-    body: str,
-    called: str | None,
-) -> str:
-    """`called` is reasoning that ends with calls."""
-    if reasoning is None or thinking == "no":
-        return body
-    thought = f"{lark.until(reasoning.end_tags[0])} {_SPACE} ({body})"
-    if called:
-        thought = f"({thought} | {called})"
-    return thought if thinking == "open" else f"{lark.literal(reasoning.start_tags[0])} {thought} | ({body})"
+    def _with_reasoning(self, body: str, called: str | None) -> str:
+        """`called` is reasoning that ends with calls."""
+        lark, reasoning, thinking = self._lark, self._reasoning, self._constraints.thinking
+        if reasoning is None or thinking == "no":
+            return body
+        thought = f"{lark.until(reasoning.end_tags[0])} {_SPACE} ({body})"
+        if called:
+            thought = f"({thought} | {called})"
+        if thinking == "open":
+            return thought
+        return f"{lark.literal(reasoning.start_tags[0])} {thought} | ({body})"

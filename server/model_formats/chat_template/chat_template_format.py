@@ -12,18 +12,17 @@ from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
-from server.model_formats.chat_template.described_tools import describe_tools
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
-from server.model_formats.chat_template.template_messages import thought_of, write_messages
+from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
 from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
-from server.model_formats.tool_calls.formats import Hermes
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
-from server.model_formats.tool_index import ToolIndex, function_schema
+from server.model_formats.tool_index import ToolIndex, function_schema, with_descriptions
 from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
 from server.protocol.responses.request import Effort
 
@@ -59,7 +58,7 @@ class ChatTemplateFormat:
         self,
         template: ChatTemplate,
         stop_ids: frozenset[int],
-        call_format: type[ToolCallFormat] | None,
+        call_format: ToolCallFormat | None,
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
@@ -72,18 +71,14 @@ class ChatTemplateFormat:
         self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
-        self._shown_calls = self._calls = call_format(self._markup) if call_format else None
-        reasoning_format = detect_reasoning_format(self._template.source)
-        self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
-        form = self._reasoning_format
-        self._openings, self._closings = (
-            tuple(self._markup.restore(tag).rstrip() for tag in tags)
-            for tags in ((form.start_tags, form.end_tags) if form else ((), ()))
-        )
+        self._shown_calls = self._calls = call_format.with_signs(self._markup) if call_format else None
+        form = detect_reasoning_format(self._template.source)
+        self._reasoning_format = form.with_signs(self._markup) if form else None
+        self._openings = tuple(tag.rstrip() for tag in form.start_tags) if form else ()
+        self._closings = tuple(tag.rstrip() for tag in form.end_tags) if form else ()
         """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
         shown = (f"{tag}{line}" for tag in self._openings for line in ("\n", "\\n"))
         self._after_opening = "\n" if any(text in self._template.source for text in shown) else ""
-        self._marks = self._find_marks()
         self._write_with(self._template)
         self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
 
@@ -94,7 +89,7 @@ class ChatTemplateFormat:
         """Whether tools are described in the system message, as the template writes none."""
         known = self._shown_calls
         if self.describes_tools and (known is None or known.render_calls([]) is None):
-            self._calls = Hermes(self._markup)
+            self._calls = TOOL_CALL_FORMATS["hermes"].with_signs(self._markup)
         content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
         question = {"role": "user", "content": content}
         self._effort = EffortVariables(
@@ -123,16 +118,13 @@ class ChatTemplateFormat:
             raise PromptError(MISSING_TEMPLATE)
         tool_index = self._tools(conversation)
         choice = conversation.tool_choice
-        callable_ = tool_index
-        if choice.mode == "none":
-            callable_ = _NO_TOOLS
-        elif choice.allowed is not None:
-            callable_ = tool_index.only(choice.allowed)
+        callable_ = _NO_TOOLS if choice.mode == "none" else tool_index.only(choice.allowed)
         conversation, thought = self._unfinished_thought(self._with_reasoning_of(conversation))
-        described = tool_index if self.describes_tools else _NO_TOOLS
-        if described and self._calls is not None:
-            texts = [conversation.instructions or "", describe_tools(described, self._calls)]
+        schemas = [function_schema(name, tool) for name, tool in tool_index.tools.items()]
+        if self.describes_tools and schemas and self._calls is not None:
+            texts = [conversation.instructions or "", describe_tools(schemas, self._calls)]
             conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))
+            schemas = []
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and not _can_continue(messages):
@@ -140,12 +132,7 @@ class ChatTemplateFormat:
         rendered = self._render(
             messages,
             conversation,
-            tools=(
-                None
-                if described
-                else [function_schema(name, tool) for name, tool in tool_index.tools.items()] or None
-            )
-            or self._capabilities.no_tools,
+            tools=schemas or self._capabilities.no_tools,
             documents=self._documents(conversation),
             generates=conversation.add_generation_prompt,
             continues=continues,
@@ -154,12 +141,18 @@ class ChatTemplateFormat:
         if thought is not None:
             rendered, thinking = self._opened_with(rendered, thought), "open"
         grammar = None
-        if conversation.tools or choice.mode == "required" or conversation.format.kind != "text":
+        if conversation.tools or choice.mode == "required" or conversation.format.type != "text":
             tools = tool_index if choice.mode == "none" else callable_
             constraints = OutputConstraints(
-                tools=tools, choice=choice, format=conversation.format, thinking=thinking
+                markup=self._markup,
+                calls=self._calls,
+                reasoning=self._reasoning_format,
+                tools=tools,
+                choice=choice,
+                format=conversation.format,
+                thinking=thinking,
             )
-            grammar = build_grammar(self._markup, self._calls, self._reasoning_format, constraints)
+            grammar = build_grammar(constraints)
         if choice.mode == "required" and self._calls and self._calls.begins_opened:
             rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])
@@ -220,9 +213,14 @@ class ChatTemplateFormat:
     def max_chars_per_token(self) -> int | None:
         return self._template.tokens.max_chars_per_token
 
-    @property
+    @cached_property
     def reasoning_marks(self) -> ReasoningMarks | None:
-        return self._marks
+        """The reasoning tags as tokens; None unless the end tag is one token, whose encoding is unique."""
+        if not self.reasoning_tags:
+            return None
+        texts = [tag.strip() for tag in self.reasoning_tags]
+        start, end = (tuple(ids) for ids in self._template.tokens.encode(texts, None, special=False))
+        return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
     @property
     def reasoning_name(self) -> str | None:
@@ -245,7 +243,7 @@ class ChatTemplateFormat:
         known = self._template.variables - _RESERVED
         return sorted(name for name in known if not name.endswith("_token"))
 
-    @cached_property
+    @property
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
         return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
 
@@ -263,17 +261,6 @@ class ChatTemplateFormat:
         start = starts[-1] if starts else 0
         earlier = [item for item in items[:start] if not isinstance(item, Reasoning)]
         return replace(conversation, items=[*earlier, *items[start:]])
-
-    def _find_marks(self) -> ReasoningMarks | None:
-        """The reasoning tags as tokens; None unless the end tag is one token, whose encoding is unique."""
-        if self._reasoning_format is None:
-            return None
-        texts = [
-            self._markup.restore(mark).strip()
-            for mark in (self._reasoning_format.start_tags[0], self._reasoning_format.end_tags[0])
-        ]
-        start, end = (tuple(ids) for ids in self._template.tokens.encode(texts, None, special=False))
-        return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
     def parser(self, prompt: Prompt) -> ChatParser:
         tools = _NO_TOOLS if prompt.grammar is not None else _ANY_TOOL
@@ -315,6 +302,10 @@ class ChatTemplateFormat:
         try:
             return self._template.render(messages, **inputs, **variables, **kwargs)
         except PromptError as error:
+            if tools := inputs.get("tools"):
+                inputs["tools"] = [with_descriptions(tool) for tool in tools]
+                with suppress(PromptError):
+                    return self._template.render(messages, **inputs, **variables, **kwargs)
             if variables:
                 with suppress(PromptError):
                     return self._template.render(messages, **inputs, **kwargs)
@@ -328,7 +319,7 @@ class ChatTemplateFormat:
         known, effort = self._template.variables, conversation.reasoning_effort
         variables: dict[str, Any] = {}
         if effort is not None:
-            variables = dict(self._effort.of(effort))
+            variables = dict(self._effort.variables[effort])
             if self._says_no_effort:
                 self._says_no_effort = False
                 log.warning("reasoning.effort has no effect: the model's chat template reads no effort.")

@@ -44,7 +44,8 @@ class EffortVariables:
         known = template.variables
         self._switches = [name for name in THINKING if name in known]
         levels = {name: self._words(name) for name in _LEVELS if name in known}
-        self._of: dict[Effort, dict[str, Any]] = {}
+        self.variables: dict[Effort, dict[str, Any]] = {}
+        """Those for each effort, or for the nearest that the template accepts."""
         self.prompts: dict[Effort, str] = {}
         """The question's prompt for each effort; empty if the template refuses it."""
         for effort in EFFORTS:
@@ -53,16 +54,12 @@ class EffortVariables:
             if _BUDGET in known and effort in _BUDGETS:
                 words[_BUDGET] = _BUDGETS[effort]
             tried: list[dict[str, Any]] = [switches | words, switches, {}]
-            self._of[effort] = next((each for each in tried if self._render(each) is not None), {})
-            self.prompts[effort] = self._render(self._of[effort]) or ""
+            self.variables[effort] = next((each for each in tried if self._render(each) is not None), {})
+            self.prompts[effort] = self._render(self.variables[effort]) or ""
         prompts = dict.fromkeys(self.prompts.values())
         alike = [[effort for effort in EFFORTS if self.prompts[effort] == prompt] for prompt in prompts]
         self.groups: list[list[Effort]] = alike if len(alike) > 1 else []
         """Efforts that lead to the same prompt, together; empty if effort changes nothing."""
-
-    def of(self, effort: Effort) -> dict[str, Any]:
-        """The variables for this effort or the nearest that the template accepts."""
-        return self._of[effort]
 
     def _render(self, variables: Mapping[str, Any]) -> str | None:
         key = tuple(sorted(variables.items()))

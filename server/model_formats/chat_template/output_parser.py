@@ -5,14 +5,13 @@ A special token that is markup becomes one character of the text, its sign; see 
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, read_reasoning, read_thought
+from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, ThoughtReader
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
@@ -62,11 +61,14 @@ class ChatParser:
             self.reasoning_tokens += scanner.in_reasoning and token not in self._stop_ids
             if token in self._silent:
                 continue
+            if token in self._signs:
+                self._append_sign(self._signs[token])
+                continue
             self._places.append(self._count - 1)
-            text = self._decode(token)
-            if text:
-                self._append(text, is_sign=token in self._signs)
-        self._read_rest()
+            if text := self._decode(token):
+                self._append(text)
+        if self._has_unread:
+            self._read_rest()
         return self._take_deltas()
 
     def close(self) -> list[Delta]:
@@ -77,32 +79,35 @@ class ChatParser:
         return self._take_deltas()
 
     def _take_deltas(self) -> list[Delta]:
-        self.reasoning_tokens -= self._scanner.tokens_of_calls
-        self._scanner.tokens_of_calls = 0
-        return merge_deltas(self._scanner.take_deltas())
+        if self._scanner.tokens_of_calls:
+            self.reasoning_tokens -= self._scanner.tokens_of_calls
+            self._scanner.tokens_of_calls = 0
+        deltas = self._scanner.take_deltas()
+        return deltas if len(deltas) < 2 else merge_deltas(deltas)
 
-    def _append(self, text: str, *, is_sign: bool = False) -> None:
-        """Reads the text, or leaves it to be read with the next. A sign, which is no text, is read alone."""
-        if is_sign:
+    def _append(self, text: str) -> None:
+        """Reads the text, or leaves it to be read with the next."""
+        if self._scanner.feed(text, self._places):
             self._read_rest()
-        self._has_unread = True
-        if self._scanner.feed(text, self._places) or is_sign:
+        else:
+            self._has_unread = True
+        self._places.clear()
+
+    def _append_sign(self, sign: str) -> None:
+        """Reads a sign alone: it is no text, and ends an incomplete character."""
+        self._flush()
+        if self._has_unread:
             self._read_rest()
+        self._scanner.feed(sign, (*self._places, self._count - 1))
+        self._read_rest()
         self._places.clear()
 
     def _read_rest(self) -> None:
-        if self._has_unread:
-            self._has_unread = False
-            next(self._reader, None)
+        self._has_unread = False
+        next(self._reader, None)
 
     def _decode(self, token: int) -> str | None:
         """The text that this token completes; None for an incomplete character."""
-        sign = self._signs.get(token)
-        if sign is not None:
-            index = self._places.pop()
-            self._flush()
-            self._places.append(index)
-            return sign
         text: str | None = self._stream.step(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
@@ -136,15 +141,6 @@ class ChatParser:
                 self._append(rest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Thoughts:
-    """Reasoning that may come again within the answer."""
-
-    reasoning_format: ReasoningFormat
-    reasoning: TextEmitter
-    calls: CallsInReasoning | None
-
-
 def _read(
     scanner: Scanner,
     markup: Markup,
@@ -156,25 +152,16 @@ def _read(
     must_call: bool,
 ) -> Iterator[None]:
     answer = TextEmitter(scanner, "answer", markup.clean)
-    more: _Thoughts | None = None
+    thoughts: ThoughtReader | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
         within = None
         if calls and tools and calls.in_reasoning:
             within = _calls_in_reasoning(scanner, calls, tools)
-        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, calls=within)
-        if reasoning_format.repeated:
-            more = _Thoughts(reasoning_format, reasoning, within)
-    dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
-    yield from read_answer(
-        scanner,
-        calls,
-        ToolCallEmitter(scanner, tools),
-        answer,
-        dropped,
-        must_call=must_call and calls is not None,
-        more=more,
-    )
+        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within)
+        yield from thoughts.read_first(answer, opened=opened)
+    emitter = ToolCallEmitter(scanner, tools)
+    yield from read_answer(scanner, calls, emitter, answer, thoughts, must_call=must_call and bool(calls))
 
 
 def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
@@ -186,7 +173,9 @@ def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolInde
         yield from _read_calls(calls, emitter, text, opener, must_call=False)
         return emitter.count > before
 
-    return CallsInReasoning(calls.openers, read, calls.markup.restore)
+    return CallsInReasoning(
+        calls.openers, read, lambda: emitter.is_open, tools.accepts_unknown, calls.markup.restore
+    )
 
 
 def read_answer(
@@ -194,21 +183,21 @@ def read_answer(
     calls: ToolCallFormat | None,
     emitter: ToolCallEmitter,
     answer: TextEmitter,
-    dropped: Sequence[str] = (),
+    thoughts: ThoughtReader | None = None,
     *,
     must_call: bool = False,
-    more: "_Thoughts | None" = None,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output. Texts in `dropped` are removed;
-    reasoning that comes again is read with `more`.
+    """Reads text and calls to the end of the output, and reasoning that comes again.
 
     With `must_call`, a truncated beginning of a call is not emitted as text.
     """
     answer.buffers_space = calls is not None
-    thoughts = more.reasoning_format.start_tags if more else ()
+    form = thoughts.reasoning_format if thoughts else None
+    dropped = form.answer_tags if form else ()
+    starts = form.start_tags if form and form.repeated else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     openers = calls.openers if calls else ()
-    stops = StopTexts([*openers, *dropped, *thoughts, *("{}" if inline else "")])
+    stops = StopTexts([*openers, *dropped, *starts, *("{}" if inline else "")])
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
     if calls and (calls.bare_starts or calls.begins_opened):
@@ -226,10 +215,8 @@ def read_answer(
             depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
         elif stop in dropped and answer.silent:
             answer.restart()
-        elif more and stop in thoughts:
-            answer.restart()
-            more.reasoning.restart()
-            yield from read_thought(scanner, more.reasoning_format, more.reasoning, more.calls)
+        elif thoughts and stop in starts:
+            yield from thoughts.read(answer)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
@@ -250,12 +237,18 @@ def _read_calls(
         scanner.unmark()
         scanner.skip_rest()
         return 0
+    called = emitter.count > before
+    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
+        scanner.drop_mark()
+    if called:
+        answer.restart()
+    if rest := emitter.take_rest():
+        answer.add_text(f"{rest}\n")
     if scanner.marked:
-        if emitter.count > before:
-            answer.restart()
         text = answer.add_marked(calls.markup.restore)
         return max(0, text.count("{") - text.count("}"))
-    answer.restart()
+    if not called:
+        answer.restart()
     yield from scanner.skip_space()
     while (yield from scanner.accept(*calls.closers)):
         yield from scanner.skip_space()

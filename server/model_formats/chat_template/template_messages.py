@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from server.model_formats.chat_template.described_tools import result_text
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import THOUGHT_FIELDS, TemplateCapabilities
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
@@ -79,7 +78,7 @@ def write_messages(
     if texts.images and not capabilities.images:
         raise PromptError("The model's chat template cannot write pictures.")
     if not capabilities.outputs:
-        turns = [Turn("user", result_text(turn.text)) if turn.role == "tool" else turn for turn in turns]
+        turns = [Turn("user", _result_text(turn.text)) if turn.role == "tool" else turn for turn in turns]
     if not capabilities.images_in_outputs:
         turns = list(_images_after_outputs(turns))
     if not capabilities.later_systems:
@@ -389,3 +388,24 @@ class _Writer:
         if written is None:
             raise PromptError("The model's chat template cannot write calls of tools.")
         return MarkupText(guard(turn.text) + written)
+
+
+_FUNCTIONS = "# Functions\n\nYou may call these functions. Each line describes one, with a JSON schema:"
+_HOW = "To call a function, write its name and all of its arguments like this:"
+_RESULTS = (
+    "End your message after the calls. The next message has each call's result between <tool_response> and "
+    "</tool_response>. If no function helps, answer without a call."
+)
+
+
+def describe_tools(schemas: Sequence[dict[str, Any]], calls: ToolCallFormat) -> str:
+    """The part of the system message that describes tools, for templates that write none. Calls have the form
+    that the template shows, else that of Hermes, which most models know; results are texts of the user.
+    """
+    lines = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+    example = calls.render_calls([("NAME", '{"PARAMETER": "VALUE"}')])
+    return f"{_FUNCTIONS}\n<tools>\n{lines}\n</tools>\n\n{_HOW}\n{example}\n\n{_RESULTS}"
+
+
+def _result_text(output: str) -> str:
+    return f"<tool_response>\n{output}\n</tool_response>"

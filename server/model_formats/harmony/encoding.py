@@ -22,7 +22,7 @@ MAX_PIECE = 1000
 MAX_WORD = 160
 """Maximum characters of a cached word, so that clients cannot fill the cache with long ones."""
 _VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
-_CONTROL = re.compile(r"<\|[a-z_0-9]++\|>")
+_CONTROL = re.compile(r"(<\|[a-z_0-9]++\|>)")
 _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（）')  # noqa: RUF001 - Chinese marks are meant
 """Characters that no token contains after a letter or digit (unlike the apostrophe)."""
 
@@ -42,31 +42,22 @@ class HarmonyEncoding:
         self._encoding = _load(vocabulary, user_folder)
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
-    def encode(self, text: str, limit: int | None = None) -> list[int]:
-        """The tokens of a text, control tokens in it as text. Raises PromptError, and PromptTooLong."""
+    def encode(self, text: str, limit: int | None = None, *, control: bool = False) -> list[int]:
+        """The tokens of a text; control tokens spelled in it are text, or with `control` tokens. Raises
+        PromptError, and PromptTooLong.
+        """
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
-        encode = partial(self._encoding.encode, disallowed_special=())
-        for piece in pieces(clean(text)):
-            tokens += _guarded(partial(encode, piece))
-            if limit is not None and len(tokens) > limit:
-                raise PromptTooLong(limit)
+        for piece in _CONTROL.split(text) if control else [text]:
+            if control and _CONTROL.fullmatch(piece):
+                tokens += self._encoding.encode(piece, allowed_special="all")
+                continue
+            for part in pieces(clean(piece)):
+                tokens += _guarded(partial(self._encoding.encode, part, disallowed_special=()))
+                if limit is not None and len(tokens) > limit:
+                    raise PromptTooLong(limit)
         return tokens
-
-    def encode_with_control(self, text: str, limit: int | None = None) -> list[int]:
-        """The tokens of a text whose spelled control tokens become control tokens; raises like `encode`."""
-        if limit is not None and len(text) > limit * self.max_bytes_per_token:
-            raise PromptTooLong(limit)
-        tokens: list[int] = []
-        start = 0
-        for control in _CONTROL.finditer(text):
-            tokens += self.encode(text[start : control.start()], limit)
-            tokens += self._encoding.encode(control[0], allowed_special="all")
-            start = control.end()
-            if limit is not None and len(tokens) > limit:
-                raise PromptTooLong(limit)
-        return tokens + self.encode(text[start:], limit)
 
     def word(self, text: str) -> tuple[int, ...]:
         """The tokens of a recurring text such as a role, cached. Raises like `encode`."""

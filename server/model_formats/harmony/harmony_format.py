@@ -10,10 +10,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from server.model_formats.harmony.decoded_messages import read_messages
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.harmony_grammar import make_grammar
-from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.output_parser import HarmonyParser, read_messages
 from server.model_formats.harmony.tools import (
     BUILTIN,
     FUNCTIONS,
@@ -36,7 +35,6 @@ from server.model_formats.harmony.vocabulary import (
 )
 from server.model_formats.model_format import (
     Messages,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptError,
@@ -54,8 +52,10 @@ from server.protocol.responses.items import (
     Item,
     Message,
     Reasoning,
+    output_text,
     plain_text,
 )
+from server.protocol.responses.request import TextFormat
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 KNOWLEDGE_CUTOFF = "2024-06"
@@ -143,7 +143,7 @@ class HarmonyFormat:
         special: bool,  # noqa: ARG002 - nothing is put around texts
         limit: int | None = None,
     ) -> tuple[int, ...]:
-        return tuple(self.encoding.encode_with_control(text, limit))
+        return tuple(self.encoding.encode(text, limit, control=True))
 
     @property
     def max_chars_per_token(self) -> int | None:
@@ -196,21 +196,14 @@ def system_text(conversation: PromptConversation, today: date, builtin_section: 
     return "\n\n".join(filter(None, parts))
 
 
-def format_section(output_format: OutputFormat) -> str:
+def format_section(output_format: TextFormat) -> str:
     """The `# Response Formats` section; empty for text."""
-    match output_format.kind:
-        case "json_schema":
-            schema = json.dumps(
-                output_format.schema if output_format.schema is not None else {}, ensure_ascii=False
-            )
-        case "json_object":
-            schema = '{"type": "object"}'
-        case _:
-            return ""
+    if output_format.type == "text":
+        return ""
+    schema = {"type": "object"} if output_format.type == "json_object" else output_format.schema or {}
+    name = f"## {output_format.name or output_format.type}"
     about = [f"// {line}" for line in (output_format.description or "").splitlines()]
-    return "\n".join(
-        ["# Response Formats", "", f"## {output_format.name or output_format.kind}", "", *about, schema]
-    )
+    return "\n".join(["# Response Formats", "", name, "", *about, json.dumps(schema, ensure_ascii=False)])
 
 
 def split_instructions(conversation: PromptConversation) -> tuple[str | None, Sequence[Item]]:
@@ -313,5 +306,5 @@ def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, st
         author=callee,
         recipient="assistant",
         channel="analysis" if is_builtin(callee) else "commentary",
-        text=output if isinstance(output, str) else plain_text(output),
+        text=output_text(output),
     )

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from engine.grammar.lark_source import in_slashes
 from engine.request import StructuredOutput
 from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
-from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.output_grammar.argument_schemas import enforced_schema
+from server.model_formats.output_grammar.lark_builder import free_input
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
 from server.model_formats.tool_index import choice_names
 
 _ANY_TEXT = "TEXT?"
@@ -18,7 +19,7 @@ def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()
     """The grammar of tool choice, strict tools and output format; None without. Raises PromptError."""
     choice, tools = conversation.tool_choice, _callable(conversation)
     if conversation.continue_final_message:
-        if choice.mode == "required" or conversation.format.kind != "text":
+        if choice.mode == "required" or conversation.format.type != "text":
             raise PromptError("A message that is continued has no format and calls no tool.", "tool_choice")
         return None
     if not _restricts(conversation, tools):
@@ -40,7 +41,7 @@ def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()
 def _grammar(conversation: PromptConversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
     choice = conversation.tool_choice
     last = [f"c{number}" for number in range(len(calls))]
-    answers = list(_final(conversation)) if choice.mode != "required" else []
+    answers = _final(conversation) if choice.mode != "required" else []
     lines = [
         f'start: (aside <[{START}]> "assistant")* ({" | ".join(["final", *last] if answers else last)})',
         f"aside: (analysis | commentary) <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>",
@@ -80,23 +81,16 @@ def _restricts(conversation: PromptConversation, tools: list[PromptTool]) -> boo
         choice.mode == "required"
         or (choice.mode == "none" and bool(conversation.tools))
         or choice.allowed is not None
-        or conversation.format.kind != "text"
+        or conversation.format.type != "text"
         or any(tool.strict or tool.syntax != "text" for tool in tools)
     )
 
 
-def _final(conversation: PromptConversation) -> Iterator[str]:
-    match conversation.format.kind:
-        case "json_schema":
-            schema = conversation.format.schema if conversation.format.schema is not None else {}
-            yield f'final: <[{CHANNEL}]> "final" json answer'
-            strict = conversation.format.strict
-            yield f"answer: %json {json.dumps(schema if strict else without_unenforced(schema))}"
-        case "json_object":
-            yield f'final: <[{CHANNEL}]> "final" json answer'
-            yield 'answer: %json {"type": "object"}'
-        case _:
-            yield f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}'
+def _final(conversation: PromptConversation) -> list[str]:
+    schema = format_schema(conversation.format)
+    if schema is None:
+        return [f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}']
+    return [f'final: <[{CHANNEL}]> "final" json answer', f"answer: %json {json.dumps(schema)}"]
 
 
 def _calls(tools: list[PromptTool]) -> Iterator[tuple[str, str, str]]:
@@ -107,16 +101,9 @@ def _calls(tools: list[PromptTool]) -> Iterator[tuple[str, str, str]]:
 
 
 def _arguments(tool: PromptTool) -> str:
-    if tool.kind == "function":
-        schema = tool.parameters if tool.strict and tool.parameters is not None else {"type": "object"}
-        return f"%json {json.dumps(schema)}"
-    match tool.syntax:
-        case "lark":
-            return f"%lark {{\n{tool.definition}\n}}"
-        case "regex":
-            return f"/(?:{in_slashes(tool.definition)})/"
-        case _:
-            return _ANY_TEXT
+    if tool.kind == "custom":
+        return free_input(tool) or _ANY_TEXT
+    return f"%json {json.dumps(enforced_schema(tool))}"
 
 
 def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:

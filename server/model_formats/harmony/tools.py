@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.schema_references import reference_target
+from engine.grammar.recursive_schemas import reference_target
 from server.model_formats.harmony.encoding import clean
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import listed, mapping

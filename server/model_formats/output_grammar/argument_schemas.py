@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from engine.grammar.schema_references import reference_target
+from engine.grammar.recursive_schemas import reference_target
 from server.model_formats.model_format import PromptTool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

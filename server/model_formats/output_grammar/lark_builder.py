@@ -119,14 +119,15 @@ class GrammarBuilder:
         pattern = {"pattern": f"^(?:{tool.definition})$"} if tool.syntax == "regex" else {}
         return self.json({"type": "string", **pattern})
 
-    def input(self, tool: PromptTool) -> str | None:
-        """A custom tool's unescaped input; None for any text."""
-        match tool.syntax:
-            case "regex":
-                return f"/(?:{in_slashes(tool.definition)})/"
-            case "lark":
-                return f"%lark {{\n{tool.definition}\n}}"
-        return None
+
+def free_input(tool: PromptTool) -> str | None:
+    """A custom tool's unescaped input; None for any text."""
+    match tool.syntax:
+        case "regex":
+            return f"/(?:{in_slashes(tool.definition)})/"
+        case "lark":
+            return f"%lark {{\n{tool.definition}\n}}"
+    return None
 
 
 def _piece(piece: str | int) -> str:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from engine.grammar.schema_references import reference_target
+from engine.grammar.recursive_schemas import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import ALL_TYPES, ANY_OBJECT, MAX_COUNT, types_of
+from server.protocol.responses.request import TextFormat
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -99,6 +100,16 @@ def without_unenforced(schema: Any) -> Any:
         elif key not in _UNENFORCED:
             written[key] = without_unenforced(value) if key in _OF_SCHEMAS else value
     return written
+
+
+def format_schema(output_format: TextFormat) -> Mapping[str, Any] | None:
+    """What the grammar enforces of a format; None for text."""
+    if output_format.type == "text":
+        return None
+    if output_format.type == "json_object" or output_format.schema is None:
+        return ANY_OBJECT
+    schema: Mapping[str, Any] = output_format.schema
+    return schema if output_format.strict else without_unenforced(schema)
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,13 +5,14 @@ name precedes them.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
-from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
-from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_json, copy_string
+from server.model_formats.tool_calls.streamed_json import ArgumentsCopy, copy_string
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _NAMES = {"name", "tool_name", "function_name"}
@@ -20,22 +21,31 @@ _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 """Other keys that an object of a call may have. Cohere's `tool_call_id` only counts from 0 in each turn."""
 _OBJECT_STARTS = ("{", "\\", " ", "")
 """Characters that a string with an object begins with; white space may be escaped."""
+_WORD_KEYS = {"id", "tool_call_id", "type"}
+"""Keys whose strings are words."""
 _MAX_MEMBERS = 16
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
+_WORD = re.compile(r"[\w.:/\-]")
 _NUMBER = re.compile(r"[0-9]")
 _LETTER = re.compile(r"[A-Za-z0-9]")
 
 
+ARGUMENTS = ('{"name": "', '", "arguments": ', "}")
+PARAMETERS = ('{"name": "', '", "parameters": ', "}")
+TOOL_NAME = ('{"tool_name": "', '", "parameters": ', "}")
+NAME_AS_KEY = ('{"', '": ', "}")
+"""The name is an object's only key, and its value the arguments."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class JsonCalls(ToolCallFormat):
     """Objects, alone or in a list; families differ in the text around them."""
 
-    bare = False
+    call: tuple[str, str, str] = ARGUMENTS
+    bare: bool = False
     """Calls may lack an opener, so an object with an unknown key is not a call."""
-    several = False
+    several: bool = False
     """Objects may follow one another without a list."""
-    middle = '", "arguments": '
-    name_is_key = False
-    """The name is an object's only key, and its value the arguments."""
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
@@ -48,8 +58,9 @@ class JsonCalls(ToolCallFormat):
             return
         while True:
             yield from scanner.skip_space()
-            exact = self.middle.split('"')[2] if self.bare and not opener else ""
-            if not (yield from _Object(emitter, exact=exact, name_is_key=self.name_is_key).read()):
+            exact = self.call[1].split('"')[2] if self.bare and not opener else ""
+            reader = _Object(emitter, exact=exact, name_is_key=self.call == NAME_AS_KEY)
+            if not (yield from reader.read()):
                 return
             scanner.mark()
             yield from scanner.skip_space()
@@ -65,10 +76,10 @@ class JsonCalls(ToolCallFormat):
         return bool(separator) or (yield from scanner.peek()) == "{"
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
-        return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
+        return f"{lark.literal(name + self.call[1])} {lark.arguments(tool)}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        own = [f"{name}{self.middle}{arguments}" for name, arguments in calls]
+        own = [f"{name}{self.call[1]}{arguments}" for name, arguments in calls]
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
 
@@ -95,7 +106,11 @@ class _Object:
         """
         if (yield from self._read()):
             return True
-        if self._tool and not (self._started or self._is_guess or (yield from self._scanner.peek())):
+        if (yield from self._scanner.peek()):
+            return False
+        if self._started and self._scanner.marked:
+            self._scanner.unmark()  # half of what follows the arguments
+        elif self._tool and not (self._started or self._is_guess):
             self._start()
         return False
 
@@ -113,9 +128,9 @@ class _Object:
                 return self._finish()
             if (yield from scanner.accept(",")):
                 yield from scanner.skip_space()
-            key = yield from read_string(scanner)
+            key = yield from _read_word(scanner)
             yield from scanner.skip_space()
-            if key is None or not (yield from scanner.accept(":")):
+            if not key or not (yield from scanner.accept(":")):
                 return False
             yield from scanner.skip_space()
             if key == "function" and (yield from scanner.accept("{")):
@@ -131,16 +146,20 @@ class _Object:
             return self._tool is None and self._name(key) and (yield from self._arguments())
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
-        if key in _ARGUMENTS and not self._started:
+        if key in _ARGUMENTS:
+            if self._started or self._early is not None:
+                return False
             if self._is_guess and (key != self._exact or (yield from scanner.peek()) != "{"):
                 return False
             return (yield from self._arguments())
-        if key == "id" and not self._started:
-            self._id = yield from read_string(scanner)
-            return self._id is not None
+        if key in _WORD_KEYS and (yield from scanner.peek()) == '"':
+            word = yield from _read_word(scanner)
+            if key == "id" and not self._started:
+                self._id = word
+            return word is not None
         if self._exact and not self._started and key not in _OTHERS:
             return False
-        return (yield from copy_json(scanner, lambda _: None))
+        return (yield from ArgumentsCopy(scanner, lambda: None, lambda _: None).read())
 
     def _name(self, name: str) -> bool:
         """Sets the called tool; False for a name that cannot be a tool's."""
@@ -162,7 +181,7 @@ class _Object:
         add = self._emitter.add_arguments
         whole = yield from read_arguments(self._scanner, self._start, add, takes_text=takes_text)
         if whole:
-            self._emitter.end()
+            self._end()
         return whole
 
     def _start(self) -> None:
@@ -173,7 +192,12 @@ class _Object:
     def _emit_early(self) -> None:
         self._start()
         self._emitter.add_arguments("".join(self._early or ()))
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the call; what follows in its object is text if that is broken."""
         self._emitter.end()
+        self._scanner.mark()
 
     def _finish(self) -> bool:
         if self._tool is None or (self._is_guess and not self._started):
@@ -212,37 +236,43 @@ def read_string(scanner: Scanner) -> Reader[str | None]:
     return text if whole and len(text) <= MAX_NAME else None
 
 
+def _read_word(scanner: Scanner) -> Reader[str | None]:
+    """A JSON string without white space or escapes, of at most `MAX_NAME` characters, else None."""
+    if not (yield from scanner.accept('"')):
+        return None
+    word = yield from scanner.take_while(_WORD, MAX_NAME)
+    return word if (yield from scanner.accept('"')) and len(word) <= MAX_NAME else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class HeaderCalls(JsonCalls):
-    """`NAME<end>{...}`: a header with the tool's name stands before the arguments."""
+    """`NAME<end>{...}`: a header with the tool's name, or with its id, stands before the arguments."""
 
-    begin = ""
-    """The text before each call within `openers[0]`; without it a list of objects is read, too."""
-    before_name = ""
-    """The text before the name that is not part of it, but of the call's id."""
-    after_kind = ""
+    before_name: str = ""
+    """The text after `call[0]` that is not part of the name, but may be of the call's id."""
+    after_kind: str = ""
     """Ends the word `function` before the name, or the name itself; the arguments may be fenced."""
-    kind_is_id = False
+    kind_is_id: bool = False
     """The word before `after_kind` is the call's id."""
-    id_begin = ""
+    id_begin: str = ""
     """The text between the name and the call's id."""
-    numbered = False
+    numbered: bool = False
     """Behind the name stands `:NUMBER`; both are the call's id."""
-    name_end = ""
-    arguments_end = ""
+    call_opens: ClassVar[bool] = True
 
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.begin, self.after_kind = markup.sign(self.begin), markup.sign(self.after_kind)
-        self.id_begin, self.name_end = markup.sign(self.id_begin), markup.sign(self.name_end)
+    @property
+    def _call_begin(self) -> str:
+        return self.call[0] + self.before_name
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
-        if self.begin and opener != self.begin:
+        within = bool(self.around[0])
+        if within and opener != self.call[0]:
             yield from scanner.skip_space()
-            if not (yield from scanner.accept(self.begin)):
+            if not (yield from scanner.accept(self.call[0])):
                 return
         yield from scanner.skip_space()
-        if not self.begin and (yield from scanner.peek()) in ("[", "{"):
+        if not within and (yield from scanner.peek()) in ("[", "{"):
             yield from super().read(emitter, opener)
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
@@ -252,13 +282,13 @@ class HeaderCalls(JsonCalls):
             if not (yield from scanner.accept(self.after_kind)):
                 return
             yield from scanner.skip_space()
-            is_kind = self.kind_is_id or not emitter.tools.find(name)
+            is_kind = self.kind_is_id or (name == "function" and not emitter.tools.find(name))
             if is_kind and (yield from scanner.peek()) not in ("{", "`"):
                 call_id = name if self.kind_is_id else call_id
                 name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
                 yield from scanner.skip_space()
-            yield from scanner.accept(self.name_end.strip(), "```json", "```")
-        elif not (yield from scanner.accept(self.name_end.strip())) and self.begin:
+            yield from scanner.accept(self.call[1].strip(), "```json", "```")
+        elif not (yield from scanner.accept(self.call[1].strip())) and within:
             return
         yield from scanner.skip_space()
         tool = emitter.tools.resolve(name.removeprefix(self.before_name))
@@ -284,35 +314,35 @@ class HeaderCalls(JsonCalls):
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """A call with its id, if that begins with a special token of the tokenizer."""
+        end = self.call[1]
         if self.kind_is_id:
-            begin = f"/[a-z0-9]{{10}}/ {lark.literal(self.after_kind + name + self.name_end)}"
+            begin = f"/[a-z0-9]{{10}}/ {lark.literal(self.after_kind + name + end)}"
         elif self.numbered:
-            begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"
+            begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(end)}"
         elif self.id_begin and self.markup.is_sign(self.id_begin):
             own_id = f"{lark.literal(self.id_begin)} /[A-Za-z0-9]{{9}}/"
-            begin = f"{lark.literal(name)} {own_id} {lark.literal(self.name_end)}"
+            begin = f"{lark.literal(name)} {own_id} {lark.literal(end)}"
         else:
-            begin = lark.literal(name + self.name_end)
-        end = f" {lark.literal(self.arguments_end)}" if self.arguments_end else ""
-        return f"{begin} {lark.arguments(tool)}{end}"
+            begin = lark.literal(name + end)
+        return f"{begin} {lark.arguments(tool)}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
         if self.numbered or self.id_begin or self.kind_is_id:
             return None  # their ids are not known here
-        own = [f"{name}{self.name_end}{arguments}{self.arguments_end}" for name, arguments in calls]
-        return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
+        return super().render_calls(calls)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RecipientCalls(HeaderCalls):
     """Messages to recipients: offered tools, or `all`, whose message is text."""
 
-    begins_opened = True
+    begins_opened: bool = True
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         del opener  # the first is the prompt's
         scanner = emitter.scanner
         name = yield from scanner.take_while(_NAME, MAX_NAME)
-        if not (yield from scanner.accept(self.name_end)):
+        if not (yield from scanner.accept(self.call[1])):
             return
         tool = emitter.tools.find(name)
         if name == "all":

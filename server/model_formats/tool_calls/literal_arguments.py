@@ -5,7 +5,9 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
@@ -22,9 +24,8 @@ from server.model_formats.output_grammar.argument_schemas import (
     subschema,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import strings_of
-from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
 from server.model_formats.tool_calls.streamed_json import copy_json, copy_string, escaped, read_members
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
@@ -33,6 +34,8 @@ _NAME = re.compile(r"[\w.\-]")
 _WORD = re.compile(r"[\w.+\-]")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CUT_NUMBER = re.compile(r"[\-+.0-9eE]*")
+_CUT_COLLECTION = re.compile(r"[\[{](?:\s*\Z|\s*[\]}\[{\"'\-0-9tfn])")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _MAX_DEPTH = 32
 _KEY = re.compile(r"[^:{}\[\],\ud800-\udfff]")
@@ -44,18 +47,20 @@ _MAX_JOINED = 16
 """Alternatives (`anyOf`) within alternatives."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PythonCalls(ToolCallFormat):
-    """A list of calls in Python's syntax, alone or within marks."""
+    """A list of calls in Python's syntax, alone or within marks; or no list, but one a line."""
 
-    bare_starts = bracket = "["
-    """`bracket` is empty where calls are no list, but one a line."""
-    per_property = True
-    prefix, separator, suffix = "[", ", ", "]"
+    per_property: ClassVar[bool] = True
+
+    @property
+    def _is_list(self) -> bool:
+        return self.around[0].endswith("[")
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         yield from scanner.skip_space()
-        if self.bracket and not (yield from scanner.accept(self.bracket)):
+        if self._is_list and not (yield from scanner.accept("[")):
             return
         while True:
             yield from scanner.skip_space()
@@ -72,10 +77,10 @@ class PythonCalls(ToolCallFormat):
             emitter.end()
             scanner.mark()
             yield from scanner.skip_space()
-            if not self.bracket and _NAME.match((yield from scanner.peek())):
+            if not self._is_list and _NAME.match((yield from scanner.peek())):
                 continue
-            if not self.bracket or not (yield from scanner.accept(",")):
-                yield from scanner.accept("]" if self.bracket else "")
+            if not self._is_list or not (yield from scanner.accept(",")):
+                yield from scanner.accept("]" if self._is_list else "")
                 scanner.unmark()
                 return
 
@@ -136,11 +141,18 @@ def _arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
         key = yield from scanner.take_while(_NAME, MAX_NAME)
         yield from scanner.skip_space()
         if not key or not (yield from scanner.accept("=")):
-            return False
+            return (yield from _cut_key(scanner, sink, comma, key))
         sink(f'{comma}"{escaped(key)}": ')
         return (yield from _literal(scanner, sink, 0))
 
     return (yield from read_members(scanner, sink, "{)", argument))
+
+
+def _cut_key(scanner: Scanner, sink: TextSink, comma: str, key: str) -> Reader[bool]:
+    """Writes an argument's name if the output ends with it; False in any case."""
+    if key and not (yield from scanner.peek()):
+        sink(f'{comma}"{escaped(key)}')
+    return False
 
 
 def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
@@ -155,6 +167,7 @@ def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
     if first in _CLOSING:
         scanner.skip()
         return (yield from _collection(scanner, sink, first, depth + 1))
+    scanner.mark()
     word = yield from scanner.take_while(_WORD, 512)
     if word in _WORDS:
         sink(_WORDS[word])
@@ -175,6 +188,13 @@ def json_of_literal(text: str) -> str | None:
     except StopIteration as whole:
         return "".join(pieces) if whole.value and scanner.offset == len(text.strip()) else None
     raise AssertionError("A reader of a whole text waits for more.")
+
+
+def may_be_other(text: str) -> bool:
+    """Whether the beginning of an unquoted value may be one of a value that is no string."""
+    start = text.strip().lower()
+    is_word = any(word.lower().startswith(start) for word in _WORDS)
+    return is_word or bool(_CUT_NUMBER.fullmatch(start) or _CUT_COLLECTION.match(start))
 
 
 def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
@@ -224,22 +244,23 @@ def _members_grammar(
     return lark.separated(pairs, comma)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class QuotedObjects(ToolCallFormat):
     """`call:NAME{key:<quote>text<quote>}`: an object whose quotes are special tokens."""
 
-    per_property = True
+    call: tuple[str, str, str] = ("call:", "", "")
     quote: str
+    per_property: ClassVar[bool] = True
 
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self._quote = markup.sign(self.quote)
-        self._string_end = StopTexts([self._quote])
+    @cached_property
+    def _string_end(self) -> StopTexts:
+        return StopTexts([self.quote])
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         del opener  # there is one
         scanner = emitter.scanner
         yield from scanner.skip_space()
-        if not (yield from scanner.accept("call:")):
+        if not (yield from scanner.accept(self.call[0])):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         tool = emitter.tools.resolve(name)
@@ -256,12 +277,12 @@ class QuotedObjects(ToolCallFormat):
             if opening == "[":
                 sink(comma)
                 return (yield from self._value(scanner, sink, depth + 1))
-            quoted = yield from scanner.accept(self._quote)
+            quoted = yield from scanner.accept(self.quote)
             key = (yield from scanner.take_while(_KEY, MAX_NAME)).strip().strip('"')
             if quoted:
-                yield from scanner.accept(self._quote)
+                yield from scanner.accept(self.quote)
             if not (yield from scanner.accept(":")):
-                return False
+                return (yield from _cut_key(scanner, sink, comma, key))
             sink(f'{comma}"{escaped(key)}": ')
             return (yield from self._value(scanner, sink, depth + 1))
 
@@ -270,7 +291,7 @@ class QuotedObjects(ToolCallFormat):
 
     def _value(self, scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
         yield from scanner.skip_space()
-        if (yield from scanner.accept(self._quote)):
+        if (yield from scanner.accept(self.quote)):
             sink('"')
             clean = self.markup.clean
             if not (yield from scanner.copy_until(self._string_end, lambda text: sink(escaped(clean(text))))):
@@ -285,18 +306,21 @@ class QuotedObjects(ToolCallFormat):
         if first in "{[":
             scanner.skip()
             return (yield from self._collection(scanner, sink, first, depth))
+        scanner.mark()
         word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
         if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
             sink(word)
         elif not (yield from scanner.peek()):
-            return False  # truncated, perhaps within a number or `true`
+            if not may_be_other(word):
+                sink(f'"{escaped(word)}')
+            return False
         elif word:
             sink(json.dumps(word, ensure_ascii=False))
         return bool(word)
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
-        if tool.kind == "custom" and (custom := lark.input(tool)):
-            quote = lark.literal(self._quote)
+        if tool.kind == "custom" and (custom := free_input(tool)):
+            quote = lark.literal(self.quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
         arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))
         return f"{lark.literal(name)} {arguments}"
@@ -348,9 +372,7 @@ class QuotedObjects(ToolCallFormat):
             case "string":
                 strings = strings_of({**schema, "type": "string"})
                 assert strings is not None  # enumerations were handled above
-                return (
-                    f"{lark.literal(self._quote)} {lark.terminated_string(strings, self._quote, self._quote)}"
-                )
+                return f"{lark.literal(self.quote)} {lark.terminated_string(strings, self.quote, self.quote)}"
             case "array" if depth < _MAX_DEPTH // 4:
                 items = subschema(schema, mapping(schema, "items"))
                 return self._list_grammar(schema, self._grammar(lark, items, depth + 1, budget))
@@ -371,7 +393,7 @@ class QuotedObjects(ToolCallFormat):
     def _written(self, value: object) -> str:
         match value:
             case str():
-                return f"{self._quote}{value}{self._quote}"
+                return f"{self.quote}{value}{self.quote}"
             case list():
                 return f"[{','.join(map(self._written, value))}]"
             case dict():

@@ -1,10 +1,9 @@
-"""Readers of tool calls with more than a flat list of elements: MiniMax M3's, which are nested as the values
-are, and Kimi K3's, whose tags have attributes.
-"""
+"""Reader of tool calls whose elements are nested as the values are: MiniMax M3's."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,13 +20,12 @@ from server.model_formats.output_grammar.argument_schemas import (
     subschema,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import (
     allows_anything,
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
 from server.model_formats.tool_calls.literal_arguments import MAX_SCHEMAS
 from server.model_formats.tool_calls.streamed_json import copy_json
@@ -36,8 +34,6 @@ from server.model_formats.tool_calls.xml_elements import ElementCalls, Value
 
 _MAX_DEPTH = 16
 _KEY = re.compile(r"[^<>/\n\ud800-\udfff]")
-_DIGIT = re.compile(r"[0-9]")
-_TYPE = re.compile(r"[a-z]")
 
 
 class Shape:
@@ -82,20 +78,17 @@ def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class NestedElements(ElementCalls):
     """An element for each value, within the element of its object or, as `<item>`, of its list; all tags
     begin with `mark`.
     """
 
     mark: str
-    between = ""
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.mark = markup.sign(self.mark)
+    between: str = ""
 
     def _arguments(self, scanner: Scanner, sink: TextSink, tool: PromptTool) -> Reader[bool]:
-        return (yield from self._members(scanner, sink, Shape(schema_of(tool)), self.last, 0))
+        return (yield from self._members(scanner, sink, Shape(schema_of(tool)), self.call[2], 0))
 
     def _members(
         self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int, begun: str | None = None
@@ -111,13 +104,16 @@ class NestedElements(ElementCalls):
                     sink("{}" if before == "{" else "}")
                     return True
                 scanner.drop_half_of(end)
+                scanner.mark()
                 if (yield from scanner.accept(f"{self.mark}</")):
                     scanner.unread(len(self.mark) + 2)
                     return False
-                if not (yield from scanner.accept(self.key)):
+                if not (yield from scanner.accept(self.argument[0])):
                     return False
             name = begun or (yield from scanner.take_while(_KEY, MAX_NAME))
             if not name or not (begun or (yield from scanner.accept(">"))):
+                if name and not (yield from scanner.peek()):
+                    sink(f"{before}{json.dumps(name, ensure_ascii=False)[:-1]}")
                 return False
             begun = None
             sink(f"{before}{json.dumps(name, ensure_ascii=False)}: ")
@@ -137,13 +133,15 @@ class NestedElements(ElementCalls):
             sink(empty.get(types, '""'))
             return True
         if not types or types & {"object", "array"}:
-            opened = yield from scanner.accept(f"{self.key}item>", self.key)
+            scanner.mark()
+            opened = yield from scanner.accept(f"{self.argument[0]}item>", self.argument[0])
             listed = not types or "array" in types
-            if opened and (not listed or opened == self.key or shape.has_item()):
-                begun = "item" if opened != self.key else ""
+            if opened and (not listed or opened == self.argument[0] or shape.has_item()):
+                begun = "item" if opened != self.argument[0] else ""
                 return (yield from self._members(scanner, sink, shape, end, depth, begun))
             if opened:
                 return (yield from self._items(scanner, sink, shape.items, end, depth))
+            scanner.unmark()
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from copy_json(scanner, value.add)
@@ -163,13 +161,13 @@ class NestedElements(ElementCalls):
             if (yield from scanner.accept(end)):
                 sink("]")
                 return True
-            if not (yield from scanner.accept(f"{self.key}item>")):
+            if not (yield from scanner.accept(f"{self.argument[0]}item>")):
                 return False
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """A call with declared arguments only: no grammar can repeat a name that it does not know."""
         members = _NestedGrammar(self, lark, tool).members(schema_of(tool), 0)
-        return f"{lark.literal(name + self.after_name)} {members} {lark.literal(self.last)}"
+        return f"{lark.literal(name + self.call[1])} {members} {lark.literal(self.call[2])}"
 
     def end_of(self, name: str) -> str:
         """The end tag of an element."""
@@ -182,7 +180,7 @@ class _NestedGrammar:
     def __init__(self, calls: NestedElements, lark: GrammarBuilder, tool: PromptTool) -> None:
         self._calls = calls
         self._lark = lark
-        self._custom = lark.input(tool) if tool.kind == "custom" else None
+        self._custom = free_input(tool) if tool.kind == "custom" else None
         self._strict = tool.strict or tool.kind == "custom"
         self._budget = SchemaBudget(MAX_SCHEMAS)
 
@@ -195,7 +193,7 @@ class _NestedGrammar:
                 value = f"{self._custom} {self._lark.literal(end)}"
             else:
                 value = self._value(inner, end, depth)
-            part = f"{self._lark.literal(f'{self._calls.key}{key}>')} {value}"
+            part = f"{self._lark.literal(f'{self._calls.argument[0]}{key}>')} {value}"
             parts.append(part if key in required else f"({part})?")
         return " ".join(parts) or '""'
 
@@ -229,7 +227,7 @@ class _NestedGrammar:
         if "array" in types:
             types.discard("array")
             item = self._value(items_of(schema), self._calls.end_of("item"), depth + 1)
-            one = f"({self._lark.literal(f'{self._calls.key}item>')} {item})"
+            one = f"({self._lark.literal(f'{self._calls.argument[0]}item>')} {item})"
             items = f"{one}{_count(schema) if self._strict else '{0,}'}"
             yield f"{'' if items.endswith('{0,0}') else items} {self._lark.literal(end)}"
 
@@ -243,39 +241,3 @@ def _count(schema: Mapping[str, Any]) -> str:
     low, high = (schema.get(key) for key in ("minItems", "maxItems"))
     least = min(low, MAX_COUNT) if isinstance(low, int) else 0
     return f"{{{least},{max(high, least) if isinstance(high, int) and high <= MAX_COUNT else ''}}}"
-
-
-class AttributedElements(ElementCalls):
-    """Tags with attributes: the call's number after its name, and the type of each argument."""
-
-    after_number: str
-    """The text after the number."""
-    after_type: str
-    """The text after the type."""
-    between = ""
-    marks_types = True
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.after_number, self.after_type = markup.sign(self.after_number), markup.sign(self.after_type)
-
-    def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        if not (yield from scanner.accept(self.after_name)):
-            return False
-        yield from scanner.take_while(_DIGIT, 9)
-        return bool((yield from scanner.accept(self.after_number)))
-
-    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        if not (yield from scanner.accept(self.after_key)):
-            return None
-        kind = yield from scanner.take_while(_TYPE, 9)
-        if not (yield from scanner.accept(self.after_type)):
-            return None
-        return frozenset({kind}) if kind == "string" else types - {"string"}
-
-    def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
-        begin, end = lark.literal(name + self.after_name), lark.literal(self.after_number)
-        return f"{begin} /[0-9]{{1,3}}/ {end}"
-
-    def end_of_key(self, kind: str) -> str:
-        return f"{self.after_key}{'number' if kind == 'integer' else kind}{self.after_type}"

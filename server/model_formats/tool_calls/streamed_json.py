@@ -30,6 +30,7 @@ _PYTHON_UNIT = re.compile(
 _CLOSING = {"{": "}", "[": "]"}
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _PYTHON_SHORT = {**_SHORT, "a": "\a", "v": "\v", "0": "\0", "\n": "", **{mark: mark for mark in "'\"\\/"}}
+_CUSTOM_START = '{"input":"'
 _CUSTOM_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAX_HEAD = 64
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -162,6 +163,8 @@ class ArgumentsCopy:
         return character != '"' or (yield from _copy_string(self._scanner, self._write_string))
 
     def _copy_word(self) -> Reader[bool]:
+        if self._begun:
+            self._write("")
         marks = not self._scanner.marked
         if marks:
             self._scanner.mark()
@@ -177,19 +180,22 @@ class ArgumentsCopy:
         return more
 
     def _write_string(self, piece: str) -> None:
-        if piece[0] == "\\" and piece[1] not in _ESCAPES:
-            piece = f"\\{piece}"
-        elif not piece.isprintable():
+        if piece[0] == "\\":
+            piece = piece if piece[1] in _ESCAPES else f"\\{piece}"
+        if not piece.isprintable():
             piece = _CONTROL.sub(lambda control: escaped(control[0]), piece)
-        self._write(piece)
+        if self._begun and not self._held:
+            self._sink(piece)
+        else:
+            self._write(piece)
 
     def _write(self, text: str, *, begins: bool = False) -> None:
         self._held.append(text)
         if begins and not self._begun:
             self._begun = True
             self._start()
-        if self._begun:
-            self._sink("".join(self._held))
+        if self._begun and (text := "".join(self._held)):
+            self._sink(text)
             self._held = []
 
 
@@ -203,7 +209,8 @@ def read_members(
 ) -> Reader[bool]:
     """Reads members to the second of the `brackets`; writes a JSON object if the first is `{`, else a list.
 
-    `member` writes the comma that it is passed, then the member. False if truncated or malformed.
+    `member` writes the comma that it is passed, then the member. False if truncated or malformed; what was
+    read and not written is marked.
     """
     begin, end = "{}" if brackets[0] == "{" else "[]"
     closing = brackets[1]
@@ -214,6 +221,7 @@ def read_members(
         if (yield from scanner.accept(closing)):
             sink(end)
             return True
+        scanner.mark()
         if not (yield from member(comma)):
             return False
         comma = ", "
@@ -277,12 +285,15 @@ class StringDecoder:
 
 
 class CustomInput:
-    """Extracts the input of a custom tool from `{"input": "..."}`; other JSON is passed on unchanged."""
+    """Extracts the input of a custom tool from `{"input": "..."}`, and keeps the members behind it. Other
+    JSON is passed on unchanged.
+    """
 
     def __init__(self, sink: TextSink) -> None:
         self._sink = sink
         self._decoder: StringDecoder | None = None
         self._head = self._half = ""
+        self._others: list[str] = []
         self._state = "head"
 
     def feed(self, piece: str) -> None:
@@ -292,13 +303,19 @@ class CustomInput:
             if head:
                 self._state, self._decoder = "inside", StringDecoder(self._sink)
                 piece, self._head = self._head[head.end() :], ""
-            elif len(self._head) > _MAX_HEAD:
+            elif len(self._head) > _MAX_HEAD or not _CUSTOM_START.startswith("".join(self._head.split())):
                 self._state = "plain"
                 piece, self._head = self._head, ""
         if self._state == "plain":
             self._sink(piece)
         elif self._state == "inside":
             self._read_inside(piece)
+        elif self._state == "over":
+            self._others.append(piece)
+
+    def others(self) -> str:
+        """The JSON text of the members after `input`."""
+        return "".join(self._others).strip(", \n").removesuffix("}").strip()
 
     def close(self) -> None:
         if self._head:
@@ -315,5 +332,6 @@ class CustomInput:
         following = piece[inside.end() :]
         if following.startswith('"'):
             self._state = "over"
+            self._others = [following[1:]]
         else:
             self._half = following

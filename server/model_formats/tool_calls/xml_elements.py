@@ -6,7 +6,9 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
@@ -21,69 +23,82 @@ from server.model_formats.output_grammar.argument_schemas import (
     type_name,
     types_of,
 )
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import (
     allows_anything,
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
-from server.model_formats.tool_calls.literal_arguments import json_of_literal
+from server.model_formats.tool_calls.literal_arguments import json_of_literal, may_be_other
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_DIGIT = re.compile(r"[0-9]")
+_LETTER = re.compile(r"[a-z]")
 _IN_WORD = re.compile(r"[\w.:/-]")
-IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
+_IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ElementCalls(ToolCallFormat):
-    """An element for the call and one for each argument; the tags differ by family."""
+    """An element for the call and one for each argument; the tags differ by family.
 
-    before_kind = ""
-    """The text that may stand between the opener and `before_name`, from `openers[1]` on."""
-    after_recipient = ""
-    """The text after the name where the opener announces that, which is repeated after `before_name`."""
-    before_name: str
-    """The text before the name; `after_name` ends it, or, if that is empty, the first argument."""
-    after_name: str
-    key: str
-    """The text before an argument's name; `after_key` ends it, `after_value` ends the value."""
-    after_key: str
-    """A line break in it stands for any white space."""
-    after_string_key = ""
-    """`after_key` of string values, in families that mark them, and `after_plain_key` if a model does not."""
-    after_plain_key = ""
-    string_end = ""
-    """The text between a string so marked and `after_value`; other strings are written without mark."""
-    after_value: str
-    last: str
-    """The text that ends the call."""
-    between = "\n"
-    """The text before each argument and before `last`, as a grammar writes it; any white space is read."""
-    marks_types = False
-    """`end_of_key` differs by type, and quotes in an argument's name are escaped."""
-    json_begin = json_end = ""
+    If the text between a call's name and its arguments is empty, the first argument ends the name.
+    """
+
+    argument: tuple[str, str, str]
+    """The texts before an argument's name, between that and the value, where a line break stands for any
+    white space, and after the value.
+    """
+    before_kind: str = ""
+    """The text that may stand between the opener and the call, from `openers[1]` on."""
+    after_recipient: str = ""
+    """The text after the name where the opener announces that, which is repeated in the call."""
+    after_string_key: str = ""
+    """`argument[1]` of string values, in families that mark them; `after_plain_key` if a model does not."""
+    after_plain_key: str = ""
+    string_end: str = ""
+    """The text after a string so marked, before `argument[2]`; other strings are written without mark."""
+    after_number: str = ""
+    """The text after the call's number, in families that write one after `call[1]`."""
+    after_type: str = ""
+    """The text after an argument's type, in families that write it after `argument[1]`, and escape quotes."""
+    between: str = "\n"
+    """The text before each argument and the call's end, as a grammar writes it; any white space is read."""
+    json_begin: str = ""
+    json_end: str = ""
     """The texts around all arguments as one JSON object, in families that may write them so."""
-    in_name = IN_TAG
-    per_property = True
-    lines = False
+    lines: bool = False
     """Values are surrounded by line breaks, which are not part of them."""
+    per_property: ClassVar[bool] = True
+    call_opens: ClassVar[bool] = True
 
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        sign = markup.sign
-        self.before_kind, self.after_recipient = sign(self.before_kind), sign(self.after_recipient)
-        self.before_name, self.after_name = sign(self.before_name), sign(self.after_name)
-        self.key, self.after_key = sign(self.key), sign(self.after_key)
-        self.after_string_key, self.after_value = sign(self.after_string_key), sign(self.after_value)
-        self.string_end, self.last = sign(self.string_end), sign(self.last)
-        self.json_begin, self.json_end = sign(self.json_begin), sign(self.json_end)
-        self.inner_markup = (self.key, self.after_key, self.after_string_key, self.last)
-        self._value_stops = StopTexts([self.after_value])
-        self._string_stops = StopTexts([self.string_end] if self.string_end else [])
+    @property
+    def inner_markup(self) -> tuple[str, ...]:
+        return (self.argument[0], self.argument[1], self.after_string_key, self.call[2])
+
+    @property
+    def _call_begin(self) -> str:
+        return "" if self.after_recipient else self.call[0]
+
+    @property
+    def _call_end(self) -> str:
+        return ""
+
+    @property
+    def _in_name(self) -> re.Pattern[str]:
+        return _IN_QUOTES if self.call[0].endswith('"') else _IN_TAG
+
+    @cached_property
+    def _value_stops(self) -> StopTexts:
+        return StopTexts([self.argument[2]])
+
+    @cached_property
+    def _string_stops(self) -> StopTexts:
+        return StopTexts([self.string_end] if self.string_end else [])
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
@@ -91,14 +106,14 @@ class ElementCalls(ToolCallFormat):
             yield from scanner.take_while(_IN_WORD, MAX_NAME)
             if not (yield from scanner.accept(self.after_recipient)):
                 return
-        if not opener.endswith(self.before_name):
+        if not opener.endswith(self.call[0]):
             yield from scanner.skip_space()
             if self.before_kind:
                 yield from scanner.accept(self.before_kind, self.before_kind.removeprefix(opener))
                 yield from scanner.skip_space()
-            if self.before_name and not (yield from scanner.accept(self.before_name)):
+            if self.call[0] and not (yield from scanner.accept(self.call[0])):
                 return
-        name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
+        name = (yield from scanner.take_while(self._in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
         tool = emitter.tools.resolve(name)
         if tool is None or not ended or not (yield from self._goes_on(scanner)):
@@ -113,22 +128,26 @@ class ElementCalls(ToolCallFormat):
         if self.json_begin and (yield from scanner.accept(self.json_begin)):
             whole = yield from copy_json(scanner, sink)
             yield from scanner.accept(self.json_end)
-            return whole and bool((yield from scanner.accept(self.last)))
+            return whole and bool((yield from scanner.accept(self.call[2])))
         before = "{"
         while True:
             yield from scanner.skip_space()
-            if not (yield from scanner.accept(self.key)):
+            scanner.mark()
+            if not (yield from scanner.accept(self.argument[0])):
                 break
-            argument = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
+            argument = (yield from scanner.take_while(self._in_name, MAX_NAME)).strip()
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
+                scanner.drop_half_of(*self.inner_markup)
+                if argument and not (yield from scanner.peek()):
+                    sink(f"{before}{json.dumps(argument, ensure_ascii=False)[:-1]}")
                 return False
-            argument = html.unescape(argument) if self.marks_types else argument
+            argument = html.unescape(argument) if self.after_type else argument
             sink(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
             if not (yield from self._read_value(scanner, sink, types)):
                 return False
-        if not (yield from scanner.accept(self.last)):
+        if not (yield from scanner.accept(self.call[2])):
             return False
         sink("{}" if before == "{" else "}")
         return True
@@ -145,17 +164,22 @@ class ElementCalls(ToolCallFormat):
         end = yield from scanner.copy_until(stops, value.add, drops_half=True)
         value.close(whole=bool(end))
         if end and stops is self._string_stops:
+            scanner.mark()
             yield from scanner.skip_space()
-            return bool((yield from scanner.accept(self.after_value)))
+            return bool((yield from scanner.accept(self.argument[2])))
         return bool(end)
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        return not self.after_name or bool((yield from scanner.accept(self.after_name)))
+        if self.call[1] and not (yield from scanner.accept(self.call[1])):
+            return False
+        if self.after_number:
+            yield from scanner.take_while(_DIGIT, 9)
+        return not self.after_number or bool((yield from scanner.accept(self.after_number)))
 
     def _goes_on(self, scanner: Scanner) -> Reader[bool]:
         """Whether an argument or the end of the call comes next; otherwise its beginning is prose."""
         yield from scanner.skip_space()
-        begins = (self.last, self.key, *((self.json_begin,) if self.json_begin else ()))
+        begins = (self.call[2], self.argument[0], *((self.json_begin,) if self.json_begin else ()))
         following = yield from scanner.accept(*begins)
         scanner.unread(len(following))
         return bool(following)
@@ -164,13 +188,20 @@ class ElementCalls(ToolCallFormat):
         """Reads up to the value; returns its possible types, None without a value, or `_STRING` itself for a
         string that is marked.
         """
+        if self.after_type:
+            if not (yield from scanner.accept(self.argument[1])):
+                return None
+            kind = yield from scanner.take_while(_LETTER, 9)
+            if not (yield from scanner.accept(self.after_type)):
+                return None
+            return frozenset({kind}) if kind == "string" else types - _STRING
         if self.after_string_key and (yield from scanner.accept(self.after_string_key)):
             return _STRING
         if self.after_plain_key:
-            if (yield from scanner.accept(self.after_key)):
+            if (yield from scanner.accept(self.argument[1])):
                 return types - _STRING
             return types if (yield from scanner.accept(self.after_plain_key)) else None
-        for number, part in enumerate(self.after_key.split("\n")):
+        for number, part in enumerate(self.argument[1].split("\n")):
             if number:
                 yield from scanner.skip_space()
             if not (yield from scanner.accept(part)):
@@ -181,36 +212,37 @@ class ElementCalls(ToolCallFormat):
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
-        parts = [self.name_grammar(lark, name)]
+        parts = [self._name_grammar(lark, name)]
         for key, inner in properties.items():
             element = self._element(lark, tool, key, inner)
             parts.append(element if key in required else f"({element})?")
         if not properties and (allows_additional(schema) or not tool.strict):
             element = self._element(lark, tool, None, additional_of(schema))
             parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
-        return " ".join([*parts, lark.literal(self.between + self.last)])
+        return " ".join([*parts, lark.literal(self.between + self.call[2])])
 
-    def name_grammar(self, lark: GrammarBuilder, name: str) -> str:
-        again = f"{name}{self.after_recipient}\n{self.before_name}" if self.after_recipient else ""
-        return lark.literal(again + name + self.after_name)
+    def _name_grammar(self, lark: GrammarBuilder, name: str) -> str:
+        again = f"{name}{self.after_recipient}\n{self.call[0]}" if self.after_recipient else ""
+        begin = lark.literal(again + name + self.call[1])
+        return f"{begin} /[0-9]{{1,3}}/ {lark.literal(self.after_number)}" if self.after_number else begin
 
     def _element(
         self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
     ) -> str:
         """The expression of one argument with the line break before it; without `key`, of any name."""
-        if tool.kind == "custom" and (custom := lark.input(tool)):
+        if tool.kind == "custom" and (custom := free_input(tool)):
             end = lark.literal(self.string_end + self._value_end())
             return f"{self._before(lark, key, 'string')} {custom} {end}"
         if not tool.strict:
             schema = {"type": sorted(types)} if (types := types_of(schema)) else {}
         if not self.after_string_key and allows_anything(schema):
-            return f"{self._before(lark, key, 'string')} {lark.until(self.after_value)}"
+            return f"{self._before(lark, key, 'string')} {lark.until(self.argument[2])}"
         types = types_of(schema) or ALL_TYPES
         others = types - _STRING
         strings = strings_of(schema) if "string" in types else None
         ways = []
         if strings is not None and self.after_string_key:
-            end, banned = self.string_end + self._value_end(), self.string_end or self.after_value
+            end, banned = self.string_end + self._value_end(), self.string_end or self.argument[2]
             text = lark.terminated_string(strings, end, banned)
             ways.append(f"{self._before(lark, key, 'string')} {text}")
         if strings is not None and (self.string_end or not self.after_string_key):
@@ -218,10 +250,10 @@ class ElementCalls(ToolCallFormat):
                 strings = f"({strings}) & /[^<&\\n]*/"
             if others:
                 strings, others = distinguish_strings(strings, others, schema)
-            text = lark.terminated_string(strings, self._value_end(), self.after_value)
+            text = lark.terminated_string(strings, self._value_end(), self.argument[2])
             ways.append(f"{self._before(lark, key, '')} {text}")
         if others or not ways:
-            for kind in sorted(others) if self.marks_types else [""]:
+            for kind in sorted(others) if self.after_type else [""]:
                 own = frozenset({kind}) if kind else others
                 value = lark.json({**schema, "type": sorted(own)} if own < types else schema)
                 ways.append(f"{self._before(lark, key, kind)} {value} {lark.literal(self._value_end())}")
@@ -230,17 +262,19 @@ class ElementCalls(ToolCallFormat):
     def _before(self, lark: GrammarBuilder, key: str | None, kind: str) -> str:
         """The text before a value, with its type if that is marked."""
         if key is None:
-            start, end = lark.literal(self.between + self.key), lark.literal(self.end_of_key(kind))
+            start, end = lark.literal(self.between + self.argument[0]), lark.literal(self._end_of_key(kind))
             return f"{start} {lark.name()} {end}"
-        return lark.literal(f"{self.between}{self.key}{key}{self.end_of_key(kind)}")
+        return lark.literal(f"{self.between}{self.argument[0]}{key}{self._end_of_key(kind)}")
 
-    def end_of_key(self, kind: str) -> str:
+    def _end_of_key(self, kind: str) -> str:
         """The text between an argument's name and its value, including the value's line break."""
+        if self.after_type:
+            return f"{self.argument[1]}{'number' if kind == 'integer' else kind}{self.after_type}"
         marked = self.after_string_key if kind == "string" else ""
-        return (marked or self.after_key.replace("\n", self.between)) + "\n" * self.lines
+        return (marked or self.argument[1].replace("\n", self.between)) + "\n" * self.lines
 
     def _value_end(self) -> str:
-        return "\n" * self.lines + self.after_value
+        return "\n" * self.lines + self.argument[2]
 
 
 _STRING = frozenset({"string"})
@@ -295,9 +329,7 @@ class Value:
         """The JSON of a truncated value; empty if its type is ambiguous."""
         if self._types and "string" not in self._types:
             return text
-        start = text.strip().lower()
-        other = start[:1] in tuple("-0123456789{[") or any(word.startswith(start) for word in _WORDS)
-        return "" if other else f'"{escaped(text)}'
+        return "" if may_be_other(text) else f'"{escaped(text)}'
 
     def _emit(self, text: str) -> None:
         if self._at_head and text:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from server.protocol.administration.requests import PeriodName, ScopeName
 from server.protocol.decode import decode_as
-from server.protocol.list_pages import Page
+from server.protocol.list_pages import Page, page_type
 
 
 class Identified(Struct, frozen=True, kw_only=True):
@@ -205,32 +205,13 @@ class Replica(Identified, frozen=True, kw_only=True):
     """By the database's clock."""
 
 
-class TenantPage(Page[Tenant], frozen=True, kw_only=True):
-    """A page of tenants."""
-
-
-class KeyPage(Page[Key], frozen=True, kw_only=True):
-    """A page of keys."""
-
-
-class StoredConversationPage(Page[StoredConversation], frozen=True, kw_only=True):
-    """A page of conversations."""
-
-
-class PricePage(Page[Price], frozen=True, kw_only=True):
-    """A page of prices."""
-
-
-class UsagePage(Page[UsageSums], frozen=True, kw_only=True):
-    """A page of sums of usage."""
-
-
-class TrailPage(Page[TrailEntry], frozen=True, kw_only=True):
-    """A page of the audit trail."""
-
-
-class ReplicaPage(Page[Replica], frozen=True, kw_only=True):
-    """A page of replicas."""
+TenantPage = page_type("TenantPage", Tenant, "tenants")
+KeyPage = page_type("KeyPage", Key, "keys")
+StoredConversationPage = page_type("StoredConversationPage", StoredConversation, "conversations")
+PricePage = page_type("PricePage", Price, "prices")
+UsagePage = page_type("UsagePage", UsageSums, "sums of usage")
+TrailPage = page_type("TrailPage", TrailEntry, "the audit trail")
+ReplicaPage = page_type("ReplicaPage", Replica, "replicas")
 
 
 def page_of(objects: Sequence[T], limit: int) -> Page[T]:

@@ -24,6 +24,7 @@ from server.protocol.responses.items import (
     OutputText,
     Reasoning,
     Refusal,
+    output_text,
     plain_text,
 )
 from server.protocol.responses.request import CreateResponse
@@ -243,11 +244,10 @@ def stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
     match group[0]:
         case FunctionCallOutput(_, _, call_id, output) | CustomToolCallOutput(_, _, call_id, output):
             parts = [] if isinstance(output, str) else output
-            text = output if isinstance(output, str) else plain_text(output)
             return StoredMessage(
                 id=message_id,
                 role="tool",
-                content=text,
+                content=output_text(output),
                 content_parts=_content_parts(parts),
                 tool_call_id=call_id or "",
             )

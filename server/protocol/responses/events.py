@@ -16,7 +16,10 @@ import msgspec
 
 from server.protocol import ids
 from server.protocol.responses.items import Item, Logprob, OutputText, ReasoningText, SummaryText
-from server.protocol.responses.response import Response
+from server.protocol.responses.response import Echo, Response, ResponseFacts, Status, build_response
+
+FIRST_EVENTS = 2
+"""Events that `first_events` gives."""
 
 
 class Kind(IntEnum):
@@ -258,6 +261,14 @@ decode_done = msgspec.json.Decoder(OutputItemDone).decode
 def whole_event(event: WholeEvent) -> Event:
     """The stored form of an event that is not a delta: its JSON."""
     return Event(event.sequence_number, Kind.WHOLE, 0, 0, _encode(event).decode())
+
+
+def first_events(facts: ResponseFacts, echo: Echo) -> list[Event]:
+    """The events that are committed with the row: `response.created`, then `.queued` or `.in_progress`."""
+    second = ResponseQueued if facts.background else ResponseInProgress
+    status: Status = "queued" if facts.background else "in_progress"
+    response = build_response(facts.id, facts.created_at, echo, status, [])
+    return [whole_event(ResponseCreated(0, response)), whole_event(second(1, response))]
 
 
 def text_delta(number: int, output_index: int, text: str, logprobs: Sequence[Logprob]) -> Event:

@@ -378,6 +378,23 @@ def _text_of(part: ContentPart) -> str:
             return f"[File {filename or 'without a name'}]\n{file_text(data)}\n[End of file]\n"
 
 
+def output_text(output: str | Sequence[ContentPart]) -> str:
+    """The text of a call's output."""
+    return output if isinstance(output, str) else plain_text(output)
+
+
+def text_of(item: Item) -> str | None:
+    """The text of a message or of a call's output; None for other items."""
+    match item:
+        case Message(content=[InputText(text) | OutputText(text)]):
+            return text
+        case Message(content=content):
+            return plain_text(content)
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return output_text(output)
+    return None
+
+
 def item_type(item: Item) -> str:
     return str(item.fields["type"]) if isinstance(item, OtherItem) else str(item.__struct_config__.tag)
 

@@ -1,10 +1,12 @@
 """The parameters of POST /v1/responses with their bounds, and the messages of its WebSocket."""
 
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from engine.request import IDLE_PRIORITY
 from server.protocol.error_object import ErrorDetail, invalid_value, missing_parameter
 from server.protocol.ids import MAX_REQUEST_ID
 
@@ -137,6 +139,13 @@ class PromptCacheOptions(msgspec.Struct, frozen=True):
     """The prompt is prefilled and nothing is generated; the other fields change nothing here."""
 
 
+COMPLETION_WINDOWS = {
+    "2h": (IDLE_PRIORITY, timedelta(hours=2)),
+    "8h": (IDLE_PRIORITY + 1, timedelta(hours=8)),
+}
+"""The priority of a background response by its completion window, and how long it may wait and run."""
+
+
 class BackgroundOptions(msgspec.Struct, frozen=True):
     completion_window: Literal["soonest", "2h", "8h"] | None = None
     continuation_id: str | None = None
@@ -194,7 +203,7 @@ class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted and ignored: special tokens are never part of the text."""
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=IDLE_PRIORITY)] | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     request_id: RequestId | None = None
 
@@ -240,6 +249,12 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     previous_input_messages: Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
     stream_options: StreamOptions | None = None
     expires_after: ExpiresAfter | None = None
+
+    @property
+    def completion_window(self) -> str | None:
+        """The window of `COMPLETION_WINDOWS` within which the response may run; None if it runs at once."""
+        window = self.background_options.completion_window if self.background_options else None
+        return None if window == "soonest" else window
 
     @property
     def prewarms(self) -> bool:

@@ -1,4 +1,5 @@
-"""The Response object, its usage, its status values and their transitions; the list of models.
+"""The Response object, how a live or stored one is built, what its run, row and entry in the ledger share;
+usage, status values and their transitions; the list of models.
 
     queued ──▶ in_progress ──▶ completed
        │            ├────────▶ incomplete   (the token limit was reached)
@@ -14,19 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, get_args
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.codex_catalog import CodexModel
+from server.protocol.decode import decode_as
+from server.protocol.ids import response_id
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import PromptReference, schema_ref
+from server.protocol.responses.request import Kind, PromptReference, schema_ref
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
-CancelReason = Literal["client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator"]
-"""Its client asked or left; its key ended; its tenant or user was erased; an operator asked for it."""
+CancelReason = Literal[
+    "client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator", "window_ended"
+]
+"""Its client asked or left; its key ended; its tenant or user was erased; an operator asked for it; its
+completion window ended."""
 TERMINAL_STATUSES: frozenset[Status] = frozenset(get_args(EndStatus))
 
 
@@ -261,6 +268,107 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Choices of completions have it: the stop string or stop token id that ended the output."""
     cumulative_logprob: float | UnsetType = UNSET
     """Choices ranked by `best_of` have it: the sum of the logprobs of all output tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFacts:
+    """What a response's run, row and entry in the ledger share, unchanged from its acceptance on. One field
+    is one column.
+    """
+
+    tenant: str
+    id: UUID
+    created_at: datetime
+    model: str
+    background: bool
+    kind: Kind = "response"
+    """The API whose request it is."""
+    key_id: str | None = None
+    end_user: str | None = None
+    request_id: str | None = None
+    """Id of the HTTP request that created the response."""
+    trace_parent: str | None = None
+    """`traceparent` of the span of that request; None if it is not traced."""
+    user_agent: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The shared fields by name, without those that a subclass adds."""
+        return {name: getattr(self, name) for name in FACTS}
+
+
+FACTS = tuple(ResponseFacts.__dataclass_fields__)
+ONLY_IN_LAST_EVENT = (
+    "input_messages",
+    "output_messages",
+    "prompt_logprobs",
+    "stop_reason",
+    "cumulative_logprob",
+)
+
+
+def build_response(
+    response: UUID,
+    created_at: datetime,
+    echo: Echo,
+    status: Status,
+    output: Sequence[Item] | Sequence[msgspec.Raw],
+    ending: Ending | None = None,
+) -> Response:
+    """The response as clients get it. Pass `ending` for one that has ended."""
+    completed = ending is not None and ending.status == "completed"
+    return Response(
+        **msgspec.structs.asdict(echo),
+        id=response_id(response),
+        created_at=int(created_at.timestamp()),
+        status=status,
+        completed_at=int(ending.finished_at.timestamp()) if ending and completed else None,
+        error=ResponseError(ending.error_code, ending.error_message or "")
+        if ending and ending.error_code is not None
+        else None,
+        incomplete_details=IncompleteDetails(ending.incomplete_reason)
+        if ending and ending.incomplete_reason
+        else None,
+        output=list(output),
+        usage=_usage(ending),
+        cancel_reason=(ending.cancel_reason if ending else None) or UNSET,
+    )
+
+
+def _usage(ending: Ending | None) -> Usage | None:
+    if ending is None:
+        return None
+    turns = ending.turns if len(ending.turns) > 1 else None
+    return make_usage(
+        ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
+    )
+
+
+class _LastResponse(msgspec.Struct):
+    usage: Usage | None = None
+    input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _LastEvent(msgspec.Struct):
+    response: _LastResponse
+
+
+def wants_token_dump(request: str | None) -> bool:
+    """Whether a stored request has `enable_response_messages`; one in a text would have escaped quotes."""
+    return request is not None and '"enable_response_messages":true' in request
+
+
+def may_have_stop_reason(request: str | None) -> bool:
+    """Whether a stored request has stop strings or tokens, so that its last event has a `stop_reason`."""
+    return request is not None and ('"stop":' in request or '"stop_token_ids":' in request)
+
+
+def restore_token_dump(response: Response, last_event: str) -> Response:
+    """An ended response with the fields that only its last event has."""
+    last = decode_as(last_event, _LastEvent).response
+    return msgspec.structs.replace(response, **msgspec.structs.asdict(last))
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -153,11 +153,12 @@ def is_direct(tool: FunctionTool | CustomTool | McpTool) -> bool:
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """A `tool_choice`, normalized from all of OpenAI's forms."""
+    """A `tool_choice`, normalized from all of OpenAI's forms, with `parallel_tool_calls`."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     allowed: tuple[str, ...] | None = None
-    """Names of the tools that may be called; None allows all."""
+    """Names of the only tools that may be called; None allows all. Prompts list all tools in any case."""
+    parallel: bool = True
 
 
 class _NamedTool(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, select, text
 
-from server.store.administration.operator_tables import audit_trail
 from server.store.keyset_page import rows_after
+from server.store.tables import audit_trail
 
 log = logging.getLogger("holdfast.audit")
 ACTIONS = {

@@ -11,13 +11,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
-from server.protocol.responses.facts import FACTS, ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import FACTS, Ending, ResponseFacts
 from server.store import arrays
-from server.store.administration import budgets, spend, usage_days
-from server.store.administration.operator_tables import usage_ledger
-from server.store.administration.prices import COST
+from server.store.administration import budget_standings, spend, usage_days
+from server.store.administration.model_prices import COST
 from server.store.content.deletion import ExpiredRange
+from server.store.tables import usage_ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ _METER = text(f"""
         select {_VALUES}, ({COST}) from entries e
         returning {usage_days.RETURNED}, response_id),
     spent as ({spend.ADD}),
-    settled as ({budgets.SETTLE})
+    settled as ({budget_standings.SETTLE})
     {usage_days.ADD}
 """)
 """Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in

@@ -12,14 +12,8 @@ from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
-from server.store.administration.operator_tables import (
-    api_keys,
-    key_requirement,
-    limit_values,
-    limits_of_row,
-    seal_keys,
-)
 from server.store.keyset_page import page
+from server.store.tables import api_keys, key_requirement, seal_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +76,7 @@ def _key(row: Row[Any]) -> StoredKey:
             scopes=frozenset(columns["scopes"]),
             models=_names(columns["models"]),
             tools=_names(columns["tools"]),
-            limits=limits_of_row(columns),
+            limits=tenants.limits_of_row(columns),
         ),
         settings=tenants.settings_of_row(columns),
     )
@@ -98,7 +92,7 @@ def _values(properties: KeyProperties) -> dict[str, Any]:
         "scopes": sorted(properties.scopes),
         "models": None if properties.models is None else sorted(properties.models),
         "tools": None if properties.tools is None else sorted(properties.tools),
-        **limit_values(properties.limits),
+        **tenants.limit_values(properties.limits),
     }
 
 

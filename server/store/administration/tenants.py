@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from server.caller import SERVER_SETTINGS, TenantSettings
-from server.store.administration import operator_tables
-from server.store.administration.operator_tables import LIMIT_NAMES, api_keys, limit_values, limits_of_row
+from server.caller import SERVER_SETTINGS, Limits, TenantSettings
+from server.store import tables
 from server.store.keyset_page import page
+from server.store.tables import api_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,25 @@ class StoredTenant:
     settings: TenantSettings
 
 
-TABLE = operator_tables.tenants
+TABLE = tables.tenants
+_LIMITS = tuple(field.name for field in fields(Limits))
 _OWN = tuple(field.name for field in fields(TenantSettings) if field.name != "limits")
 _PREFIX = "tenant_"
 SETTINGS_COLUMNS = [
-    *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *LIMIT_NAMES)),
+    *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *_LIMITS)),
     TABLE.c.tenant.label(_PREFIX + "row"),
 ]
 """The columns that `settings_of_row` needs, in a query that joins tenants to something else."""
+
+
+def limit_values(limits: Limits) -> dict[str, Any]:
+    """The limits by column, of a tenant or a key."""
+    return {name: getattr(limits, name) for name in _LIMITS}
+
+
+def limits_of_row(columns: Mapping[Any, Any], prefix: str = "") -> Limits:
+    """The limits in a row whose columns of them have this prefix."""
+    return Limits(**{name: columns[prefix + name] for name in _LIMITS})
 
 
 def settings_of_row(columns: Mapping[Any, Any]) -> TenantSettings:

@@ -9,6 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from engine.request import IDLE_PRIORITY
+from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.protocol.responses.response import CancelReason, Ending
 from server.store import arrays
 from server.store.administration import ledger
@@ -39,20 +41,23 @@ _WAITING_FOR_MODEL = f"""
     {_UNOWNED} and background and deaths < :most_deaths
     and model = any(cast(:models as text[])) and {NOT_HELD}
 """
+_IN_CLASS = f"(r.priority >= {IDLE_PRIORITY}) = :idle"
 _CLAIM_WAITING = text(f"""
     with recursive {distinct("waiting", "tenant", "responses", _UNOWNED)},
     candidates as materialized (
         select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
             select count(*) from responses r
-            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null) as turn
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null
+              and {_IN_CLASS}) as turn
         from waiting t left join tenants own on own.tenant = t.tenant cross join lateral (
             select id, priority, queued_at, row_number() over (order by priority, queued_at) as turn
-            from responses where tenant = t.tenant and {_WAITING_FOR_MODEL}
+            from responses r where tenant = t.tenant and {_IN_CLASS} and {_WAITING_FOR_MODEL}
             order by priority, queued_at limit :looked_at) c
         where t.tenant is not null and t.tenant <> all(cast(:full as text[]))
           and (own.max_unfinished is null or c.turn <= own.max_unfinished - (
             select count(*) from responses r
-            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id = :me))),
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id = :me
+              and {_IN_CLASS}))),
     chosen as materialized (
         select r.tenant, r.id from candidates c join responses r on r.tenant = c.tenant and r.id = c.id
         where {_WAITING_FOR_MODEL}
@@ -79,15 +84,17 @@ def claim_waiting(
     full: Collection[str],
     most_deaths: int,
     limit: int,
+    idle: bool = False,
 ) -> list[StoredResponse]:
-    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant.
+    """Claims background responses to generate that have fewer than `most_deaths`, fairly by tenant: those
+    with a completion window if `idle`, else the others.
 
     The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
     priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
     their settings allow. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "models": list(models), "full": list(full), "most_deaths": most_deaths}
-    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit}
+    limits = {"limit": limit, "looked_at": _CANDIDATES_PER_CLAIM * limit, "idle": idle}
     claimed = connection.execute(_CLAIM_WAITING, {**parameters, **limits})
     return read_rows(connection, [ResponseKey(*row) for row in claimed])
 
@@ -147,12 +154,9 @@ _CANCEL_REQUESTED = text(
     "select id, cancel_reason from responses"
     " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
 )
-_WAITING = """
-    select count(*) from (select 1 from responses where {tenant} replica_id is null
-    and status in ('queued', 'in_progress') limit :most) as waiting
-"""
-_WAITING_OF_ALL = text(_WAITING.format(tenant=""))
-_WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
+_WAITING = "select count(*) from (select 1 from responses where {which} limit :most) as waiting"
+_WAITING_OF_ALL = text(_WAITING.format(which=_UNOWNED))
+_WAITING_OF_TENANT = text(_WAITING.format(which=f"tenant = :tenant and {_UNOWNED}"))
 
 
 def is_waiting(connection: Connection) -> bool:
@@ -170,14 +174,10 @@ def cancel_requested(connection: Connection, me: UUID) -> list[tuple[UUID, Cance
     return [(id_, reason) for id_, reason in connection.execute(_CANCEL_REQUESTED, {"me": me})]
 
 
-def count_waiting(connection: Connection, most: int) -> int:
-    """The length of the queue, counted up to `most`."""
-    return int(connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one())
-
-
-def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
-    """A tenant's responses in the queue, counted up to `most`."""
-    return int(connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one())
+def count_waiting(connection: Connection, most: int, tenant: str | None = None) -> int:
+    """The length of the queue, or of a tenant's part of it, counted up to `most`."""
+    query = _WAITING_OF_ALL if tenant is None else _WAITING_OF_TENANT
+    return int(connection.execute(query, {"most": most, "tenant": tenant}).scalar_one())
 
 
 _UNSERVED = text(f"""
@@ -211,6 +211,24 @@ _CANCEL_OF_KEY = text(_REQUEST_CANCEL.format(which="key_id = :key"))
 def request_cancel_of_key(connection: Connection, key_id: str) -> int:
     """Requests cancellation of every unfinished response of an API key; returns how many there are."""
     return connection.execute(_CANCEL_OF_KEY, {"key": key_id, "reason": "key_ended"}).rowcount
+
+
+_END_WINDOWS = text(
+    _REQUEST_CANCEL.format(
+        which="cancel_requested_at is null and priority >= :idle and ("
+        + " or ".join(
+            f"priority = {priority} and created_at < clock_timestamp() - interval '{window}'"
+            for priority, window in COMPLETION_WINDOWS.values()
+        )
+        + ")"
+    )
+)
+
+
+def end_windows(connection: Connection) -> int:
+    """Requests cancellation of responses whose completion window has ended; returns how many there are."""
+    parameters = {"idle": IDLE_PRIORITY, "reason": "window_ended"}
+    return connection.execute(_END_WINDOWS, parameters).rowcount
 
 
 def request_cancel(connection: Connection, tenant: str, response_id: UUID, reason: CancelReason) -> None:

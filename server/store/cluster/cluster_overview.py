@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text
 
+from engine.request import IDLE_PRIORITY
 from server.store.database import clock
 from server.store.keyset_page import rows_after
 from server.store.schema.partition_removal import row_by_row
@@ -16,15 +17,16 @@ from server.store.tables import replicas
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
-_UNFINISHED = text("""
+_UNFINISHED = text(f"""
     select status, background, count(*),
-           cast(extract(epoch from clock_timestamp() - min(queued_at) filter (where replica_id is null))
-                as float8)
+           cast(extract(epoch from clock_timestamp() - min(queued_at)
+                filter (where replica_id is null and priority < {IDLE_PRIORITY})) as float8),
+           count(*) filter (where replica_id is null and priority >= {IDLE_PRIORITY})
     from (
-        (select status, background, replica_id, queued_at from responses
+        (select status, background, replica_id, queued_at, priority from responses
          where replica_id is null and status in ('queued', 'in_progress') limit :most)
         union all
-        (select status, background, replica_id, queued_at from responses
+        (select status, background, replica_id, queued_at, priority from responses
          where status = 'in_progress' and replica_id is not null limit :most)
     ) as unfinished
     group by status, background
@@ -51,7 +53,9 @@ class ClusterOverview:
     unfinished: Mapping[tuple[str, bool], int]
     """Responses by status and by whether they are background responses."""
     oldest_queued_seconds: float
-    """The longest wait of a response that no replica runs; 0 without any."""
+    """The longest wait of a response without a completion window that no replica runs; 0 without any."""
+    waiting_for_idle: int
+    """Responses with a completion window that no replica runs."""
     replicas: Mapping[tuple[str, str], int]
     """Replicas that are alive or whose last heartbeat is of the last day, by state and role."""
     purge_lag_seconds: float
@@ -75,8 +79,9 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     overdue = [connection.scalar(text(_OVERDUE + condition)) or 0.0 for condition in conditions]
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(
-        unfinished={(status, background): count for status, background, count, _ in unfinished},
-        oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited in unfinished), default=0.0),
+        unfinished={(status, background): count for status, background, count, *_ in unfinished},
+        oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited, _ in unfinished), default=0.0),
+        waiting_for_idle=sum(idle for *_, idle in unfinished),
         replicas=replicas,
         purge_lag_seconds=max(0.0, *overdue),
         connections=int(connections or 0),
@@ -84,9 +89,6 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
         database_bytes=size,
         webhooks=outbox.read_pending(connection),
     )
-
-
-_COLUMNS = ("id", "state", "role", "host", "pid", "version", "models", "started_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,8 @@ def replicas_page(
     """The replicas that come after another, by start, one more than `limit`; None if there is no `after`."""
     columns = replicas.c
     age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
-    query = select(*(columns[name] for name in _COLUMNS), age.label("heartbeat_age"))
+    *stored, _ = ListedReplica.__dataclass_fields__
+    query = select(*(columns[name] for name in stored), age.label("heartbeat_age"))
     if state is not None:
         query = query.where(columns.state == state)
     order = (columns.started_at, columns.id)

@@ -10,10 +10,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, text
 
-from server.store.console.history import LAST_INPUT
+from server.store import log_read
+from server.store.console.history_queries import LAST_INPUT
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.content import stored_items
-from server.store.log_read import LOG_COLUMNS, STREAM_BODY, FoldedStream, LogRow, hot_row
+from server.store.log_read import STREAM_BODY, FoldedStream, LogRow
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
@@ -233,10 +234,6 @@ class LogPage(NamedTuple):
     """The sequence number after the last event that was committed."""
 
 
-_HOT = text(f"""
-    select {LOG_COLUMNS} from response_events_hot
-    where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
-""")
 _HOT_END = text("""
     select first_seq + n from response_events_hot where tenant = :tenant and response_id = :id
     order by first_seq desc limit 1
@@ -259,8 +256,7 @@ def read_log(
     of = {"tenant": tenant, "id": response}
     end = connection.scalar(_HOT_END, of)
     if end is not None:
-        rows = connection.execute(_HOT, {**of, "first": first, "limit": limit})
-        return LogPage([hot_row(row) for row in rows], end)
+        return LogPage(log_read.hot_rows(connection, tenant, response, first, limit), end)
     stream = connection.execute(_STREAM, of).first()
     if stream is None:
         return LogPage([], 0)

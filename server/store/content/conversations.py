@@ -39,8 +39,8 @@ _CREATE = adding(f"""
     on conflict do nothing
     returning tenant, size as bytes
 """)
-_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")
-_LOCK = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update")
+_GET = f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id"
+_LOCK = f"{_GET} for update"
 _UPDATE = adding(
     f"""
     update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
@@ -131,14 +131,12 @@ def create(connection: Connection, tenant: str, conversation: UUID, metadata: st
     connection.execute(_CREATE, {"tenant": tenant, "id": conversation, "metadata": metadata})
 
 
-def get(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
-    row = connection.execute(_GET, {"tenant": tenant, "id": conversation}).first()
-    return ConversationRow(*row) if row else None
-
-
-def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
-    """The conversation, locked FOR UPDATE until the transaction ends; None if it does not exist."""
-    row = connection.execute(_LOCK, {"tenant": tenant, "id": conversation}).first()
+def get(
+    connection: Connection, tenant: str, conversation: UUID, *, lock: bool = False
+) -> ConversationRow | None:
+    """The conversation, with `lock` FOR UPDATE until the transaction ends; None if it does not exist."""
+    query = text(_LOCK if lock else _GET)
+    row = connection.execute(query, {"tenant": tenant, "id": conversation}).first()
     return ConversationRow(*row) if row else None
 
 

@@ -8,12 +8,11 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from server.protocol.responses.events import Event
-from server.protocol.responses.facts import FACTS, ResponseFacts
+from server.protocol.responses.response import FACTS, ResponseFacts
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY
 from server.store.content.stored_items import INPUT
-from server.store.database import Database
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 from server.store.tables import READABLE
 
@@ -57,19 +56,13 @@ def insert(
     return bool(connection.execute(statement, parameters).scalar_one())
 
 
-def insert_and_commit(
-    database: Database,
-    new: NewResponse,
-    input_items: Sequence[NewItem],
-    first_events: Sequence[Event],
-    replica: UUID | None,
-) -> bool:
-    """`insert` as a transaction of its own, in one exchange with Postgres. Raises AlreadyThere, also after an
-    earlier try that was not confirmed.
-    """
+def committing_insert(
+    new: NewResponse, input_items: Sequence[NewItem], first_events: Sequence[Event], replica: UUID | None
+) -> tuple[str, list[object]]:
+    """`insert` as query and values for `Database.scalar`, which commits it in one exchange with Postgres."""
     query, names = _NUMBERED_INSERT[new.previous_id is not None, replica is not None]
     parameters = _parameters(new, input_items, first_events, replica)
-    return bool(database.scalar(query, [parameters[name] for name in names]))
+    return query, [parameters[name] for name in names]
 
 
 def _parameters(

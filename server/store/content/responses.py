@@ -9,8 +9,14 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
+from server.protocol.responses.response import (
+    TERMINAL_STATUSES,
+    CancelReason,
+    Ending,
+    ResponseFacts,
+    Status,
+    columns_of,
+)
 from server.store import arrays
 from server.store.content.storage_usage import TODAY, adding
 from server.store.database_errors import OwnershipLost

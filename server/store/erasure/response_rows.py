@@ -10,14 +10,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import Ending, ResponseFacts
 from server.store.administration.ledger import LedgerEntry, record_usage
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.content import deletion
 from server.store.content.responses import ResponseKey
 from server.store.database import clock
 from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
+from server.store.tables import ALL_TABLES
 
 _THESE: Final = "tenant = :tenant and id = any(cast(:ids as uuid[]))"
 _THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"

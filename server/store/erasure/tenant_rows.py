@@ -7,8 +7,8 @@ from sqlalchemy import Connection, Table, text
 
 from server.errors import NotFound
 from server.store.administration import usage_days
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
+from server.store.tables import ALL_TABLES
 
 _BEFORE_KEYS: Final = (
     *("webhook_endpoints", "webhook_deliveries"),

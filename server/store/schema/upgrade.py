@@ -21,11 +21,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, Text, column, delete, insert, table, text
+from sqlalchemy import Connection, delete, insert, text
 
 from server.configuration.shipped_files import migrations_folder
 from server.store.schema.schema_session import connect, try_for_locks
 from server.store.session_check import accepts_connections
+from server.store.tables import schema_compatibility
 from server.version import VERSION
 
 SchemaState = Literal["current", "behind", "newer", "unknown"]
@@ -33,9 +34,6 @@ SchemaState = Literal["current", "behind", "newer", "unknown"]
 release does not know and may serve on. `unknown`: one that it does not know, and may not serve on."""
 BEHIND = "The database's schema is behind this release; run: holdfast db upgrade"
 UNKNOWN = "The database was made by a newer release of Holdfast; use that one."
-_ROWS = table(
-    "schema_compatibility", column("revision", Text), column("oldest_code", Text), column("release", Text)
-)
 UPGRADE_S = 60.0
 """Seconds that an upgrade or downgrade tries to lock the tables."""
 _PAUSE_S = 1.0
@@ -179,6 +177,6 @@ def record_step(ctx: MigrationContext, step: MigrationInfo, heads: object, run_a
     assert isinstance(script, Script)
     if step.is_upgrade:
         row = {"revision": script.revision, "oldest_code": script.module.oldest_code, "release": VERSION}
-        ctx.execute(insert(_ROWS).values(row))
+        ctx.execute(insert(schema_compatibility).values(row))
     elif script.down_revision is not None:  # the first one's downgrade has dropped the table
-        ctx.execute(delete(_ROWS).where(_ROWS.c.revision == script.revision))
+        ctx.execute(delete(schema_compatibility).where(schema_compatibility.c.revision == script.revision))

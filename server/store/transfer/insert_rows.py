@@ -6,12 +6,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
-from sqlalchemy.dialects import postgresql
 
 from server.store.administration import usage_days
+from server.store.arrays import type_name
 from server.store.content.responses import tenants
 from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, adding
-from server.store.transfer.columns import TABLES, columns_of
+from server.store.transfer.exported_tables import TABLES, columns_of
 
 _SIZES: Final = {
     "image": IMAGE_BYTES,
@@ -37,10 +37,7 @@ _OTHERS = text("""
 @cache
 def _insertion(kind: str) -> TextClause:
     columns = columns_of(kind)
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    values = ", ".join(
-        f"cast(:{column.name} as {column.type.compile(dialect=dialect)})" for column in columns
-    )
+    values = ", ".join(f"cast(:{column.name} as {type_name(column)})" for column in columns)
     names = ", ".join(column.name for column in columns)
     insert = (
         f"insert into {TABLES[kind].name} (tenant, {names}) values (:tenant, {values})"

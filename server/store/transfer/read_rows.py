@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSON
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 from server.store.log_read import FOLDED_ROWS
-from server.store.transfer.columns import TABLES, columns_of
+from server.store.transfer.exported_tables import TABLES, columns_of
 
 _LIMITS: Final = {"statement_timeout": "0", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "0"}
 _PATIENCE_S: Final = 3600.0

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, select, update
 
-from server.store.administration.operator_tables import webhook_deliveries
 from server.store.keyset_page import page
+from server.store.tables import webhook_deliveries
 from server.store.webhooks.outbox import RETRIED_FOR
 
 DeliveryState = Literal["pending", "delivered", "given_up"]

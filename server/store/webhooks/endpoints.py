@@ -7,8 +7,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
-from server.store.administration.operator_tables import webhook_endpoints
+from server.store.database import lock
 from server.store.keyset_page import page
+from server.store.tables import webhook_endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,9 @@ def _values(properties: EndpointProperties) -> dict[str, Any]:
     return {**chosen, "event_types": sorted(properties.event_types)}
 
 
-def lock_tenant(connection: Connection, tenant: str) -> None:
-    """Locks the making of the tenant's endpoints, so that their number can be bounded."""
-    connection.execute(
-        text("select pg_advisory_xact_lock(hashtextextended('webhook_endpoints ' || :tenant, 0))"),
-        {"tenant": tenant},
-    )
-
-
 def count(connection: Connection, tenant: str) -> int:
-    """The number of a tenant's endpoints."""
+    """The number of a tenant's endpoints, which nobody else makes until the transaction ends."""
+    lock(connection, f"webhook_endpoints {tenant}")
     query = select(func.count()).select_from(webhook_endpoints).where(_COLUMNS.tenant == tenant)
     return connection.execute(query).scalar_one()
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from server.store.console.saved_views import MAX_VIEWS
+from server.store.console.saved_view_queries import MAX_VIEWS
 from tests.acceptance.console.console_client import Console
 from tests.acceptance.console.console_site import Site
 from tests.acceptance.console.console_site import console as console  # fixtures, as are the next

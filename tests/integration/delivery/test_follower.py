@@ -11,7 +11,7 @@ from server.delivery.stored_responses import read_update
 from server.generation.run import Run
 from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
-from server.recording.inbox_messages import StartRun
+from server.recording.recorder_messages import StartRun
 from server.store import log_read
 from server.store.content import deletion
 from server.store.database import Connection

@@ -15,7 +15,7 @@ from server.caller import Caller, Limits, TenantSettings
 from server.configuration.settings import Config
 from server.errors import Overloaded, RateLimited, RequestTooLarge
 from server.limits.rate_limits import RateLimits
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits.tenant_limits import UnfinishedResponses
 from server.protocol.ids import new_uuid
 from server.store.administration import rate_buckets, stored_keys, tenants
 from server.store.administration.rate_buckets import Unused

@@ -27,7 +27,7 @@ from server.model_formats.model_format import (
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import render
-from server.recording.committer import CommitLimits
+from server.recording.group_commit import CommitLimits
 from server.recovery.claimer import Claimer
 from server.store import log_append
 from tests.integration.recording.recorded import Bench, recording

@@ -12,8 +12,8 @@ from engine.request import Finished, FinishReason, Tokens, TokenUsage
 from server.generation.run import Run
 from server.protocol.responses.events import Event, frame
 from server.recording.inbox import Pause
-from server.recording.inbox_messages import RecorderMessage
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import RecorderMessage
 from server.store import log_read
 from server.store.database import Database
 from tests.support.builders import TENANT, SpyHub, accept, register

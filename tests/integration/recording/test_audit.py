@@ -245,7 +245,7 @@ def test_a_table_of_any_size_is_looked_through(
     monkeypatch.setitem(cast("dict[str, str]", REQUEST_TIMEOUTS), "statement_timeout", "100ms")
     monkeypatch.setattr(TimeoutConnection, "timeout_seconds", 0.2)
     large = "select 'acme', gen_random_uuid(), 1 from pg_sleep(0.4)"
-    monkeypatch.setattr(audit_snapshot, "_ORPHANS", [("items", text(large))])
+    monkeypatch.setattr(audit_snapshot, "_SEARCHES", {"items": text(large)})
     assert [one.invariant for one in find(database_url)] == ["I16"]
 
 

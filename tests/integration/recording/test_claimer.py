@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run_log import texts
 from server.protocol.responses.events import event_type
-from server.recording.inbox_messages import SERVER_ERROR, ReleaseRuns
+from server.recording.recorder_messages import SERVER_ERROR, ReleaseRuns
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED
 from server.store.cluster import claims
 from server.store.content import deletion

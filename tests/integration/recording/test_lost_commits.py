@@ -12,7 +12,7 @@ import pytest
 
 from server.generation.run import Run
 from server.protocol.responses.events import event_type
-from server.recording.committer import CommitLimits
+from server.recording.group_commit import CommitLimits
 from server.store.timeout_connection import TimeoutConnection
 from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens

@@ -6,7 +6,7 @@ from server.generation.run import Run
 from server.maintenance.retention import remove_images
 from server.protocol.input_images import content_of
 from server.protocol.responses.items import InputImage, Item, Message
-from server.recording import persist
+from server.recording import write_updates
 from server.store.content import deletion, images, stored_items
 from server.store.content.item_rows import NewItem, stored_item
 from tests.integration.recording.recorded import Bench, finished, tokens
@@ -25,7 +25,7 @@ def drawing(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = [InputImage(url_of(OTHER)), InputImage(url_of(PNG))]
         return stored_item(Message(item.id, item.status, item.role, [*parts]))
 
-    monkeypatch.setattr(persist, "stored_item", drawn)
+    monkeypatch.setattr(write_updates, "stored_item", drawn)
 
 
 def ran(bench: Bench) -> Run:

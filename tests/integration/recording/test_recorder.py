@@ -11,8 +11,8 @@ from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type
 from server.recording.inbox import CommitPace, Inbox, Pause
-from server.recording.inbox_messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import FailRun, RecorderMessage, StartRun
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think

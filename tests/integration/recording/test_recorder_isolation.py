@@ -12,9 +12,9 @@ import pytest
 from server.delivery.hub import Abandonment
 from server.generation.run import Run
 from server.protocol.responses.events import Event, Kind
-from server.recording import committer, persist
-from server.recording.committer import CommitLimits
-from server.recording.inbox_messages import ReleaseRuns
+from server.recording import group_commit, write_updates
+from server.recording.group_commit import CommitLimits
+from server.recording.recorder_messages import ReleaseRuns
 from server.recovery.heartbeat import Heartbeat
 from server.store import log_append
 from server.store.content import item_rows, responses
@@ -144,7 +144,7 @@ def test_an_end_that_is_too_slow_is_tried_once_with_the_longest_limit_and_releas
 
 
 def test_a_locked_row_is_waited_for_longer_than_any_transaction_of_the_server_takes() -> None:
-    waited = sum(map(committer.pause_after, range(1, committer.MAX_TRIES)))
+    waited = sum(map(group_commit.pause_after, range(1, group_commit.MAX_TRIES)))
     longest = REQUEST_TIMEOUTS["statement_timeout"], REQUEST_TIMEOUTS["idle_in_transaction_session_timeout"]
     assert waited > 1.5 * sum(float(limit.removesuffix("s")) for limit in longest)
 
@@ -267,7 +267,7 @@ def test_an_item_that_postgres_refuses_ends_its_own_response(
         bad = item.content[0].text == "bad" and item.status == "completed"
         return NewItem(**{**{name: getattr(made, name) for name in made.__slots__}, "name": "\0" * bad})
 
-    monkeypatch.setattr(persist, "stored_item", named)
+    monkeypatch.setattr(write_updates, "stored_item", named)
     bench.recorder.deliver([finished(hit), finished(other)])
     assert final(bench, hit)["status"] == "failed"
     assert final(bench, hit)["output"][0]["content"][0]["text"] == "bad"

@@ -10,7 +10,7 @@ from server.prompting.engine_request import ResolvedRequest
 from server.prompting.turns import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.recording.inbox_messages import ToolCallFinished
+from server.recording.recorder_messages import ToolCallFinished
 from server.store.database import Database
 from tests.integration.recording.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say

@@ -16,7 +16,7 @@ from server.store import log_append
 from server.store.content import responses
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.store.disk_space import Disk, Shortage
+from server.store.disk_space import Disk, Space
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually
 
@@ -161,7 +161,7 @@ def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(
     troubles = iter([nearly_full.shortage(), DatabaseError("gone"), None])
 
     class Troubled(Disk):
-        def shortage(self) -> Shortage | None:
+        def shortage(self) -> Space | None:
             trouble = next(troubles, None)
             if isinstance(trouble, DatabaseError):
                 raise trouble

@@ -8,7 +8,7 @@ from server.generation.offered_tools import HostedTools, ToolResult
 from server.generation.run import Run
 from server.model_formats.model_format import TextDelta
 from server.protocol.list_pages import PageRequest
-from server.recording.inbox_messages import StartTurn, ToolCallFinished
+from server.recording.recorder_messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT

@@ -46,7 +46,7 @@ def conversation(database: Database) -> UUID:
     made = new_uuid()
     with database.begin() as connection:
         conversations.create(connection, TENANT, made, "{}")
-        held = conversations.lock_for_update(connection, TENANT, made)
+        held = conversations.get(connection, TENANT, made, lock=True)
         assert held
         conversations.append(connection, TENANT, held, [picture_item(made, 0, PNG)])
     return made

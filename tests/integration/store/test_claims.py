@@ -108,7 +108,7 @@ def test_the_waiting_responses_of_one_tenant_are_counted_up_to_a_number(database
     for tenant in ("mine", "mine", "other"):
         accept(database, new_uuid(), tenant=tenant, background=True)
     with database.begin() as connection:
-        assert [claims.count_waiting_of_tenant(connection, "mine", most) for most in (1, 9)] == [1, 2]
+        assert [claims.count_waiting(connection, most, "mine") for most in (1, 9)] == [1, 2]
 
 
 def test_a_full_tenant_is_passed_over(database: Database) -> None:

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, event, text
 
 from bench.generated_rows import fill
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.administration import usage
-from server.store.administration.usage import MAX_CHARTED, MAX_GROUPS, Grouping, UsageFilter, UsageRow
-from server.store.console import history, time_limit
-from server.store.console.history import HistoryFilter
+from server.store.administration import usage_sums
+from server.store.administration.usage_sums import MAX_CHARTED, MAX_GROUPS, Grouping, UsageFilter, UsageRow
+from server.store.console import history_queries, time_limit
+from server.store.console.history_queries import HistoryFilter
 from server.store.console.time_limit import TimeOver
 from server.store.content.response_pages import PageCursor
 from server.store.database import Database
@@ -53,7 +53,7 @@ def filled(cluster: EmbeddedPostgres, template_database: str) -> Iterator[Databa
 
 
 def read(database: Database, wanted: UsageFilter) -> list[UsageRow]:
-    return database.read(lambda connection: usage.read_usage(connection, wanted))
+    return database.read(lambda connection: usage_sums.read_usage(connection, wanted))
 
 
 def ask(database: Database, query: str, *arguments: object) -> list[tuple[Any, ...]]:
@@ -65,7 +65,7 @@ def sums(row: UsageRow) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in SUMS)
 
 
-@pytest.mark.parametrize("by", usage.GROUPINGS)
+@pytest.mark.parametrize("by", usage_sums.GROUPINGS)
 def test_the_sums_are_those_of_the_views(filled: Database, by: Grouping) -> None:
     found = read(filled, replace(ALL, by=by))
     view, shown = ("users_daily", USER_SUMS) if by == "user" else ("usage_daily", VIEW_SUMS)
@@ -117,7 +117,7 @@ def test_a_user_is_one_of_a_tenant(filled: Database) -> None:
 
 def test_failures_and_refused_requests_are_those_of_the_view(filled: Database) -> None:
     failed = [row for row in read(filled, ALL) if row.part == "failure" and row.status != "completed"]
-    refused = filled.read(lambda connection: usage.read_refused(connection, ALL))
+    refused = filled.read(lambda connection: usage_sums.read_refused(connection, ALL))
     found = {(row.status, row.error_code, row.responses) for row in failed}
     found |= {("refused", row.error_code, row.requests) for row in refused}
     query = "select outcome, error_code, sum(requests) from admin.failures_daily group by 1, 2"
@@ -126,13 +126,13 @@ def test_failures_and_refused_requests_are_those_of_the_view(filled: Database) -
 
 
 def test_every_day_of_every_group_is_in_the_file(filled: Database) -> None:
-    rows = filled.read(lambda connection: usage.read_days_of_groups(connection, ALL))
+    rows = filled.read(lambda connection: usage_sums.read_days_of_groups(connection, ALL))
     query = f"select day, tenant, {VIEW_SUMS} from admin.usage_daily group by 1, 2 order by 1, 2"
     assert [(row.day, row.tenant, *sums(row)) for row in rows] == ask(filled, query)
 
 
 def test_the_top_users_are_those_of_the_view(filled: Database) -> None:
-    rows = filled.read(lambda connection: usage.read_top_users(connection, ALL))
+    rows = filled.read(lambda connection: usage_sums.read_top_users(connection, ALL))
     query = f"""
         select tenant, end_user, {USER_SUMS} from admin.users_daily group by 1, 2
         order by sum(input_tokens + output_tokens) desc, 1, 2 limit %s
@@ -141,7 +141,7 @@ def test_the_top_users_are_those_of_the_view(filled: Database) -> None:
 
 
 def test_percentiles_are_those_of_the_ledger(filled: Database) -> None:
-    found = filled.read(lambda connection: usage.read_latencies(connection, replace(ALL, by="model")))
+    found = filled.read(lambda connection: usage_sums.read_latencies(connection, replace(ALL, by="model")))
     percentiles = "percentile_cont(array[0.5, 0.95, 0.99]) within group (order by {})"
     shown = f"count(*), {percentiles.format('first_token_seconds')}, {percentiles.format('total_seconds')}"
     completed = "from admin.usage where status = 'completed'"
@@ -176,7 +176,7 @@ FOUND_BY_INDEX = (
 
 
 def page(connection: Connection, wanted: HistoryFilter, before: PageCursor | None = None) -> list[Any]:
-    return history.history_page(connection, wanted, before, 51, contents=True)
+    return history_queries.history_page(connection, wanted, before, 51, contents=True)
 
 
 @pytest.mark.parametrize("condition", FILTERS)

@@ -21,7 +21,7 @@ def make(database: Database, tenant: str = TENANT, *, days: int, item_days: int 
     made = new_uuid()
     with database.begin() as connection:
         conversations.create(connection, tenant, made, "{}")
-        locked = conversations.lock_for_update(connection, tenant, made)
+        locked = conversations.get(connection, tenant, made, lock=True)
         assert locked is not None
         item = stored_item(make_message(made, 0, "said"))
         conversations.append(connection, tenant, locked, [item])
@@ -91,7 +91,7 @@ def test_conversations_are_kept_for_ever_unless_a_setting_says_otherwise(
 def test_what_changes_a_conversation_keeps_it(database: Database) -> None:
     appended, renamed, emptied = (make(database, days=9) for _ in range(3))
     with database.begin() as connection:
-        locked = conversations.lock_for_update(connection, TENANT, appended)
+        locked = conversations.get(connection, TENANT, appended, lock=True)
         assert locked is not None
         conversations.append(connection, TENANT, locked, [stored_item(make_message(new_uuid(), 1, "more"))])
         conversations.update_metadata(connection, TENANT, renamed, '{"topic": "new"}')
@@ -115,7 +115,7 @@ def test_a_conversation_in_which_a_response_runs_stays(database: Database) -> No
 def test_a_conversation_that_somebody_has_locked_stays(database: Database) -> None:
     conversation = make(database, days=9)
     with database.begin() as connection:
-        conversations.lock_for_update(connection, TENANT, conversation)
+        conversations.get(connection, TENANT, conversation, lock=True)
         assert purge_conversations(database, 7) == Purged()
     assert purge_conversations(database, 7).conversations.total() == 1
 

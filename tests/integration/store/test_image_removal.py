@@ -76,7 +76,7 @@ def test_the_pictures_of_a_conversation_go_with_its_items(database: Database, re
     made = [picture_item(source, index, PNG + bytes([index])) for index in range(3)]
     with database.begin() as connection:
         conversations.create(connection, TENANT, conversation, "{}")
-        held = conversations.lock_for_update(connection, TENANT, conversation)
+        held = conversations.get(connection, TENANT, conversation, lock=True)
         assert held
         conversations.append(connection, TENANT, held, made)
         node = store(connection, replica, PNG + b"answer")
@@ -275,7 +275,7 @@ def test_a_conversation_does_not_keep_the_picture_of_another_item_with_the_same_
     of_response = picture_item(conversation, 0, PNG + b"2").images
     with database.begin() as connection:
         conversations.create(connection, TENANT, conversation, "{}")
-        held = conversations.lock_for_update(connection, TENANT, conversation)
+        held = conversations.get(connection, TENANT, conversation, lock=True)
         assert held
         conversations.append(connection, TENANT, held, [of_conversation])
         node = store(connection, replica)

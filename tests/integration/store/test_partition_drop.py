@@ -148,7 +148,7 @@ def test_a_drop_that_was_killed_is_continued(
         uses = "select count(*) from item_images u where u.removed_at is null and not exists"
         assert query(database.url, f"{uses} (select from responses r where r.id = u.owner)") != [(0,)]
     with database.dedicated_connection("audit") as connection:
-        assert audit_snapshot.image_orphans(connection, TENANT) == [], "the drop removes the uses"
+        assert audit_snapshot.stray_uses(connection, TENANT) == [], "the drop removes the uses"
     drop_and_purge(database)
     purge(other, ROOMY, 0)
     assert state(database) == state(other)
@@ -253,8 +253,8 @@ def test_partitions_of_the_ledger_go_when_no_response_of_theirs_is_stored(databa
     fill(database.url, OLD, 1200, days=100)
     drop = PartitionDrop(database, DAYS, 20, 0)
     drop.run()
-    drop.run_ledger()
-    remove_old(database, 20, drop.entries_row_by_row())
+    drop.run("usage_ledger")
+    remove_old(database, 20, drop.row_by_row("usage_ledger"))
     with database.begin() as connection:
         assert [one.range for one in ranged_partitions(connection, "usage_ledger")] == list(RANGES[1:])
         assert connection.exec_driver_sql("select count(*) from usage_ledger").scalar() == 1200

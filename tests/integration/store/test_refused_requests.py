@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from server.maintenance.erasure import Erasure
 from server.metrics.refused_requests import RefusalWriter, RefusedRequests
-from server.store.administration import refused_requests
-from server.store.administration.refused_requests import RefusedRequest
+from server.store.administration import refused_request_counts
+from server.store.administration.refused_request_counts import RefusedRequest
 from server.store.database import Database
 from server.store.erasure.subject import Subject
 from tests.support.eventually import eventually
@@ -18,7 +18,7 @@ UNKNOWN = RefusedRequest("", "/v1/responses", 401, "invalid_api_key")
 def test_counts_of_an_hour_are_added_up(database: Database) -> None:
     for _ in range(2):
         with database.begin() as connection:
-            refused_requests.add(connection, {LIMITED: 2, UNKNOWN: 1})
+            refused_request_counts.add(connection, {LIMITED: 2, UNKNOWN: 1})
     with database.begin() as connection:
         rows = connection.exec_driver_sql(
             "select tenant, outcome, error_code, route, http_status, sum(requests) from admin.failures_daily"
@@ -35,7 +35,7 @@ def test_counts_of_a_key_that_was_removed_go_with_it(database: Database) -> None
         for key in ("k1", "k2"):
             connection.exec_driver_sql(ADD_KEY, (key,))
         of_keys = {LIMITED._replace(key_id=key): 2 for key in ("k1", "k2", "erased")}
-        refused_requests.add(connection, {**of_keys, LIMITED: 1})
+        refused_request_counts.add(connection, {**of_keys, LIMITED: 1})
         found = connection.exec_driver_sql("select tenant, requests from refused_requests").all()
         by_key = connection.exec_driver_sql(
             "select tenant, key_id, http_status, error_code, requests from admin.refused_hourly order by 2"
@@ -49,7 +49,7 @@ def test_an_erasure_waits_for_who_counts_what_was_refused(database: Database) ->
         connection.exec_driver_sql(ADD_KEY, ("k1",))
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as connection:
-            refused_requests.add(connection, {LIMITED._replace(key_id="k1"): 1})
+            refused_request_counts.add(connection, {LIMITED._replace(key_id="k1"): 1})
             erasing = pool.submit(Erasure(database, Subject("acme"), 10.0).run, 60)
             eventually(lambda: database.read(lambda other: other.exec_driver_sql(WAITS).first()))
         assert erasing.result().complete
@@ -80,9 +80,9 @@ def test_counts_go_with_the_ledger_but_those_of_the_last_day(database: Database)
             " ('t', gen_random_uuid(), 'm', 'completed', true, 1, 0, 1, 0, now() - interval '5 days',"
             " 'response', false, 1)"
         )
-        refused_requests.forget(connection)
+        refused_request_counts.forget(connection)
         left = "select requests from refused_requests order by 1"
         assert connection.exec_driver_sql(left).scalars().all() == [0, 3]
         connection.exec_driver_sql("delete from usage_ledger")
-        refused_requests.forget(connection)
+        refused_request_counts.forget(connection)
         assert connection.exec_driver_sql(left).scalars().all() == [0]

@@ -8,8 +8,8 @@ from sqlalchemy.exc import IntegrityError
 
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.items import InputText, Message, OutputText
+from server.protocol.responses.response import ResponseFacts
 from server.store.administration import ledger
 from server.store.content import deletion, response_insert, responses, storage_usage, stored_items
 from server.store.content.item_rows import stored_item

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import Ending, ResponseFacts
 from server.store import log_append
 from server.store.administration import ledger
 from server.store.content import deletion, responses, stored_items

@@ -7,17 +7,16 @@ from uuid import UUID
 import pytest
 
 from server.administration.actor import Actor
-from server.administration.keys import create_key, rotate_key
+from server.administration.key_changes import create_key, rotate_key
 from server.caller import Limits, Period
 from server.limits.budgets import Budgets
 from server.maintenance import retention
 from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
-from server.store.administration import budgets, ledger, prices, spend, stored_keys
-from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
-from server.store.administration.prices import StoredPrice
+from server.protocol.responses.response import Ending, ResponseFacts
+from server.store.administration import budget_standings, ledger, model_prices, spend, stored_keys
+from server.store.administration.budget_standings import BudgetOwner, NewReservation, Standing
+from server.store.administration.model_prices import StoredPrice
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
@@ -67,13 +66,13 @@ def end(
 
 
 def standing(connection: Connection, tenant: str, key: str | None, period: Period) -> Standing:
-    (found,) = budgets.standings(connection, [BudgetOwner(tenant, key, period)])
+    (found,) = budget_standings.standings(connection, [BudgetOwner(tenant, key, period)])
     return found
 
 
 def set_price(connection: Connection, valid_from: datetime, factor: int = 1) -> None:
     amounts = (Decimal(factor), Decimal("0.1") * factor, Decimal(2) * factor)
-    prices.set_price(connection, StoredPrice("m", valid_from, *amounts))
+    model_prices.set_price(connection, StoredPrice("m", valid_from, *amounts))
 
 
 def costs(connection: Connection) -> list[Decimal | None]:
@@ -165,7 +164,7 @@ def reserve(connection: Connection, replica: UUID, key: str = "", *, stored: boo
     """Reserves 100 tokens for a response without a row."""
     response = new_uuid()
     new = NewReservation(response_id=response, stored=stored, tokens=100, cost=Decimal("0.5"))
-    budgets.reserve(connection, "acme", key, replica, [new])
+    budget_standings.reserve(connection, "acme", key, replica, [new])
     return response
 
 
@@ -185,8 +184,8 @@ def test_the_end_of_a_response_puts_what_it_used_in_place_of_what_it_reserved(da
         end(connection, "k", response=ends, at=datetime.now(UTC))
         after = standing(connection, "acme", None, "day")
         assert (after.spent_tokens, after.reserved_tokens) == (100, 100)
-        assert not budgets.has_reservation(connection, "acme", ends)
-        budgets.release(connection, "acme", [runs])
+        assert not budget_standings.has_reservation(connection, "acme", ends)
+        budget_standings.release(connection, "acme", [runs])
         assert standing(connection, "acme", None, "day").reserved_tokens == 0
 
 
@@ -197,8 +196,8 @@ def test_a_replica_that_is_gone_holds_no_budget_for_responses_without_a_row(data
         reserve(connection, lives)
         mark_stopped(connection, gone)
         assert standing(connection, "acme", None, "total").reserved_tokens == 100
-        assert not budgets.delete_over(connection)
-        assert not budgets.has_reservation(connection, "acme", lost)
+        assert not budget_standings.delete_over(connection)
+        assert not budget_standings.has_reservation(connection, "acme", lost)
         assert standing(connection, "acme", None, "total").reserved_tokens == 100
 
 
@@ -208,10 +207,10 @@ def test_an_unfinished_response_keeps_its_reservation_when_its_replica_is_gone(d
         response = new_uuid()
         insert_response(connection, gone, id=response, tenant="acme")
         new = NewReservation(response_id=response, stored=True, tokens=100, cost=Decimal(0))
-        budgets.reserve(connection, "acme", "", gone, [new])
+        budget_standings.reserve(connection, "acme", "", gone, [new])
         mark_stopped(connection, gone)
-        budgets.release(connection, "acme", [response])
-        budgets.delete_over(connection)
+        budget_standings.release(connection, "acme", [response])
+        budget_standings.delete_over(connection)
         assert standing(connection, "acme", None, "total").reserved_tokens == 100
         connection.exec_driver_sql("update responses set status = 'failed'")
         assert standing(connection, "acme", None, "total").reserved_tokens == 0

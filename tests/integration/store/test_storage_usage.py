@@ -157,7 +157,7 @@ def test_conversations_are_counted_with_their_items_and_metadata(database: Datab
         conversations.create(connection, TENANT, conversation, "{}")
         conversations.create(connection, TENANT, conversation, "{}")
         empty = storage_usage.total(connection, TENANT)
-        held = conversations.lock_for_update(connection, TENANT, conversation)
+        held = conversations.get(connection, TENANT, conversation, lock=True)
         assert held
         conversations.append(connection, TENANT, held, made)
     assert 6000 < counted(database) - empty < 8000

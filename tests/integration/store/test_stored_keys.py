@@ -1,7 +1,7 @@
 from datetime import datetime, timedelta
 from functools import partial
 
-from server.administration.keys import make_key
+from server.administration.key_changes import make_key
 from server.store.administration import stored_keys
 from server.store.administration.stored_keys import KeyProperties
 from server.store.database import Connection, Database

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.protocol.responses.facts import ResponseFacts
-from server.protocol.responses.response import Ending
-from server.store.administration import ledger, prices, usage_days
-from server.store.administration.prices import StoredPrice
+from server.protocol.responses.response import Ending, ResponseFacts
+from server.store.administration import ledger, model_prices, usage_days
+from server.store.administration.model_prices import StoredPrice
 from server.store.database import Connection, Database
 
 NOW = datetime.now(UTC)
@@ -79,7 +78,7 @@ def test_sums_are_those_of_the_ledger_before_and_after_each_fold(database: Datab
         price = StoredPrice(
             "m", NOW - timedelta(days=9), Decimal("0.123457"), Decimal("0.01"), Decimal("1.7")
         )
-        prices.set_price(connection, price)
+        model_prices.set_price(connection, price)
     for _ in range(4):
         with database.begin() as connection:
             for _ in range(60):

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 
-from server.administration import keys
+from server.administration import key_changes
 from server.administration.request_fields import read_request
 from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form, whole_number
@@ -28,7 +28,7 @@ def index(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
         stored = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
-        listed = keys.key_objects(connection, stored[:PAGE_ROWS])
+        listed = key_changes.key_objects(connection, stored[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",
         keys=listed,
@@ -40,12 +40,12 @@ def index(console: ConsoleRequest) -> Answer:
 
 @pages("GET /keys/{key_id}")
 def show(console: ConsoleRequest) -> Answer:
-    key_id = _key_of(console)
+    key_id = console.request.path_params["key_id"]
     with console.database.begin() as connection:
         stored = stored_keys.get(connection, key_id)
         if stored is None:
-            raise NotFound(f"There is no key {key_id}.")
-        (key,) = keys.key_objects(connection, [stored])
+            raise NotFound(f"There is no key {key_id[:100]}.")
+        (key,) = key_changes.key_objects(connection, [stored])
     fields = form_fields(UpdateKey, msgspec.structs.asdict(key))
     return console.page("administration/key.html", key=key, fields=fields)
 
@@ -58,15 +58,15 @@ def create(console: ConsoleRequest) -> Answer:
     if not 1 <= len(once) <= MAX_FORM_ID:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
     with console.database.begin() as connection:
-        made = keys.create_key(connection, console.actor, requested, once)
+        made = key_changes.create_key(connection, console.actor, requested, once)
     return console.page("administration/new_key.html", made=made)
 
 
 @pages("POST /keys/{key_id}")
 def update(console: ConsoleRequest) -> Answer:
-    key_id, requested = _key_of(console), read_form(console.form, UpdateKey)
+    key_id, requested = console.request.path_params["key_id"], read_form(console.form, UpdateKey)
     with console.database.begin() as connection:
-        keys.update_key(connection, console.actor, key_id, requested)
+        key_changes.update_key(connection, console.actor, key_id, requested)
     return console.redirect(f"/console/keys/{key_id}")
 
 
@@ -74,28 +74,21 @@ def update(console: ConsoleRequest) -> Answer:
 def rotate(console: ConsoleRequest) -> Answer:
     hours = whole_number(console.form, "overlap_hours")
     requested = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
-    key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
+    key_id, overlap = console.request.path_params["key_id"], timedelta(seconds=requested.overlap_seconds)
     with console.database.begin() as connection:
-        made = keys.rotate_key(connection, console.actor, key_id, overlap)
+        made = key_changes.rotate_key(connection, console.actor, key_id, overlap)
     return console.page("administration/new_key.html", made=made)
 
 
 @pages("POST /keys/{key_id}/revoke")
 def revoke(console: ConsoleRequest) -> Answer:
     """With `end` also all that runs with it."""
-    key_id, requested = _key_of(console), RevokeKey(end="end" in console.form)
+    key_id, requested = console.request.path_params["key_id"], RevokeKey(end="end" in console.form)
     with console.database.begin() as connection:
-        keys.revoke_key(connection, console.actor, key_id, end=requested.end)
+        key_changes.revoke_key(connection, console.actor, key_id, end=requested.end)
     return console.redirect(f"/console/keys/{key_id}")
 
 
 def new_form_id() -> str:
     """A form's own name, with which it makes one key, however often it is sent."""
     return secrets.token_hex(16)
-
-
-def _key_of(console: ConsoleRequest) -> str:
-    key_id: str = console.request.path_params["key_id"]
-    if "\0" in key_id or len(key_id) > 100:
-        raise NotFound("There is no such key.")
-    return key_id

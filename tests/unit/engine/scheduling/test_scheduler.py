@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.request import IDLE_PRIORITY
 from engine.scheduling.scheduler import CALM_STEPS
 from engine.scheduling.sequence import TokenSequence
 from tests.support.play import Play, limits
@@ -49,6 +50,34 @@ def test_a_request_waits_when_it_would_soon_be_preempted() -> None:
     play.add(5, 3, salt=1)
     play.step()
     assert play.scheduler.running == 1
+
+
+def test_requests_of_idle_priority_are_computed_only_beside_each_other() -> None:
+    play = Play(limits())
+    idle = [play.add(20, 9, salt, priority=IDLE_PRIORITY + salt) for salt in range(2)]
+    assert sum(chunk.count for chunk in play.step()) == 8, "a quarter of the budget, as others may come"
+    for _ in range(6):
+        play.step()
+    computed = [sequence.num_computed_tokens for sequence in idle]
+    assert all(computed)
+    other = play.add(9, 5, salt=2)
+    while other.request.request_id not in play.ended:
+        assert {chunk.sequence for chunk in play.step()} == {other}
+    assert [sequence.num_computed_tokens for sequence in idle] == computed, "their blocks stayed"
+    play.finish()
+    assert list(play.ended) == ["3", "1", "2"]
+
+
+def test_requests_of_idle_priority_give_their_memory_to_every_other() -> None:
+    play = Play(limits(kv_blocks=6))
+    idle = play.add(12, 6, priority=IDLE_PRIORITY)
+    play.step()
+    other = play.add(14, 5, salt=1)
+    assert {chunk.sequence for chunk in play.step()} == {other}
+    assert not idle.blocks
+    play.finish()
+    assert play.ended == {"1": "length", "2": "length"}
+    assert idle.tokens == [*idle.request.prompt, *range(12, 18)]
 
 
 def test_requests_start_in_the_order_of_their_acceptance() -> None:

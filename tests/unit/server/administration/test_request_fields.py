@@ -7,7 +7,7 @@ from server.administration.request_fields import fields_of, read_request, with_r
 from server.caller import Limits
 from server.errors import InvalidRequest
 from server.protocol.administration.requests import CreateKey, CreateTenant, SetPrice, UpdateKey, UpdateTenant
-from server.protocol.webhooks import CreateTenantEndpoint, UpdateEndpoint
+from server.protocol.webhook_objects import CreateTenantEndpoint, UpdateEndpoint
 from server.store.administration.stored_keys import KeyProperties
 
 REQUESTS = (CreateKey, CreateTenant, SetPrice, CreateTenantEndpoint, UpdateEndpoint)

@@ -10,7 +10,7 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
-from server.limits.unfinished_responses import MAX_INPUT_BYTES, UnfinishedResponses
+from server.limits.tenant_limits import MAX_INPUT_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 HALF = MAX_INPUT_BYTES // 2

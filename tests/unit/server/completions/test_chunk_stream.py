@@ -8,9 +8,8 @@ from server.completions.chat import ChatFormat, chat_completion
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice
 from server.completions.legacy import LegacyFormat
 from server.generation.event_emitter import EventEmitter
-from server.generation.run_facts import first_events
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import error_frame, frame
+from server.protocol.responses.events import error_frame, first_events, frame
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending, make_facts
 
 CHAT = ChatFormat(id="chatcmpl-1", created=1, model="m", include_usage=True)
@@ -29,7 +28,7 @@ SAID: list[Delta] = [ReasoningDelta("Hm"), TextDelta("a"), CallStart("look"), Ca
 
 def frames_of(said: list[Delta], **ending: Any) -> list[bytes]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = first_events(make_facts())
+    events = first_events(make_facts(), make_echo())
     for delta in said:
         events += emitter.delta(delta)
     return [frame(RESPONSE, event) for event in events + emitter.end(make_ending(**ending))[0]]

@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.configuration.origins import (
-    AllowedHosts,
     Host,
     origin_error,
     read_allowed_hosts,
@@ -14,7 +13,7 @@ from server.errors import ConfigError, WrongHost, WrongOrigin
 from tests.support.builders import examples
 
 PORT = 8000
-NONE = AllowedHosts()
+NONE = read_allowed_hosts(None)
 
 
 def refused(
@@ -201,7 +200,7 @@ def test_any_host_is_read_or_is_none(text: str) -> None:
 
 
 def test_none_listed_is_the_default() -> None:
-    assert AllowedHosts() == NONE == read_allowed_hosts(None)
+    assert NONE == ()
 
 
 @pytest.mark.parametrize(

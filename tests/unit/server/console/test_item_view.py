@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from server.console.formats import MAX_MARKDOWN_CHARS
 from server.console.item_view import MARKDOWN_CHARS, Part, item_view, item_views
+from server.console.value_formats import MAX_MARKDOWN_CHARS
 from server.store.console.response_detail import StoredItem
 
 

@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from server.console.formats import MAX_MARKDOWN_CHARS, render_markdown
+from server.console.value_formats import MAX_MARKDOWN_CHARS, render_markdown
 
 HARMLESS = {
     "p", "strong", "em", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "br", "s",

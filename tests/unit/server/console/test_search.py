@@ -5,7 +5,7 @@ import pytest
 
 from server.console.pages.history import MAX_CHARS, find_response, read_filter
 from server.errors import InvalidRequest
-from server.store.console.history import HistoryFilter
+from server.store.console.history_queries import HistoryFilter
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ID = UUID("01a209f6-8b83-741f-90af-b3df2a03899e")

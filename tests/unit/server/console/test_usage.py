@@ -14,7 +14,7 @@ from server.console.pages.usage import (
     shows_users,
 )
 from server.errors import InvalidRequest
-from server.store.administration.usage import UsageFilter, UsageRow
+from server.store.administration.usage_sums import UsageFilter, UsageRow
 
 TODAY = date(2026, 11, 23)
 

@@ -2,9 +2,8 @@ from hypothesis import given
 
 from server.delivery.frames import OpenResponsesNames, to_open_responses
 from server.generation.event_emitter import EventEmitter
-from server.generation.run_facts import first_events
 from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import Event, event_type, frame, render, split_frame
+from server.protocol.responses.events import Event, event_type, first_events, frame, render, split_frame
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending, make_facts
 from tests.support.event_order import deltas
 from tests.support.sse import parse
@@ -17,7 +16,7 @@ RENAMED = {
 
 def emitted(said: list[Delta]) -> list[Event]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = first_events(make_facts())
+    events = first_events(make_facts(), make_echo())
     for delta in said:
         events += emitter.delta(delta)
     return events + emitter.end(make_ending())[0]

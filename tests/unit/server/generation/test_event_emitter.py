@@ -10,9 +10,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from server.generation.event_emitter import EventEmitter
-from server.generation.run_facts import first_events
 from server.model_formats.model_format import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, event_type, first_events, render
 from server.protocol.responses.items import Message, Reasoning
 from server.protocol.responses.response import Ending, EndStatus
 from tests.support.builders import (
@@ -45,7 +44,7 @@ def make_ending(status: EndStatus, **changes: Any) -> Ending:
 
 def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], EventEmitter]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = first_events(make_facts())
+    events = first_events(make_facts(), make_echo())
     for delta in said:
         events += emitter.delta(delta)
     last, _ = emitter.end(make_ending(status, **changes))
@@ -101,7 +100,7 @@ def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     said: list[Delta], commits: int, status: EndStatus
 ) -> None:
     first, second = EventEmitter(RESPONSE, CREATED, make_echo()), EventEmitter(RESPONSE, CREATED, make_echo())
-    before = first_events(make_facts())
+    before = first_events(make_facts(), make_echo())
     for delta in said[:commits]:
         before += first.delta(delta)
     second.restore(before)

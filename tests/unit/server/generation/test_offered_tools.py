@@ -12,11 +12,10 @@ from server.generation.hosted_items import DENIED, items_for_model, tool_result_
 from server.generation.offered_tools import HostedTools, ListedServer, ToolResult, approved_calls
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.generation.run_facts import first_events
 from server.hosted_tools.mcp_discovery import check_approved_calls
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.prompting.summary import pending_calls
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, event_type, first_events, render
 from server.protocol.responses.items import (
     CodeInterpreterCall,
     FunctionCall,
@@ -70,7 +69,7 @@ def play(
 ) -> tuple[Run, list[Event]]:
     """A run after its first turn, in which each token says what it stands for."""
     run = Run(make_facts(), reading(said, hosted))
-    events = first_events(run.facts) + run.start() + run.tokens(range(len(said)), LATER)
+    events = first_events(run.facts, run.facts.echo) + run.start() + run.tokens(range(len(said)), LATER)
     if ends:
         events += run.finish("stop", TokenUsage(5, 2, len(said)), LATER)
     return run, events
@@ -176,7 +175,7 @@ def test_calls_that_were_allowed_come_before_the_model() -> None:
     hosted = HostedTools([ListedServer("city", TOOLS, is_new=False)], approved_calls=[ASKED])
     run = Run(make_facts(), reading([], hosted))
     assert run.next_step_is_tools
-    events = first_events(run.facts) + run.start()
+    events = first_events(run.facts, run.facts.echo) + run.start()
     assert types(events)[2:] == [
         "output_item.added",
         "mcp_call.in_progress",

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from engine.request import FinishReason, TokenUsage
 from server.generation.run import Run
-from server.generation.run_facts import first_events
 from server.generation.run_log import RunLog
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, event_type, first_events, render
 from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (
     CREATED,
@@ -38,7 +37,7 @@ def split(token_ids: Sequence[int], cuts: list[int]) -> list[tuple[int, ...]]:
 
 
 def play(run: Run, pieces: list[tuple[int, ...]], reason: FinishReason | None) -> list[Event]:
-    events = first_events(run.facts) + run.start()
+    events = first_events(run.facts, run.facts.echo) + run.start()
     for piece in pieces:
         events += run.tokens(piece, LATER)
     if reason is None:
@@ -81,7 +80,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     expected = play(unbroken, pieces, reason)
     first = make_run()
     stored = (
-        first_events(first.facts)
+        first_events(first.facts, first.facts.echo)
         + first.start()
         + [event for piece in before for event in first.tokens(piece, LATER)]
     )
@@ -182,7 +181,7 @@ def test_a_stop_string_ends_a_run_alike_wherever_it_was_cut_and_however_the_engi
     assert whole.ending is not None
     assert whole.ending.status == "completed"
     pieces = split(token_ids, cuts)
-    stored = first_events(first.facts) + first.start()
+    stored = first_events(first.facts, first.facts.echo) + first.start()
     for piece in pieces[:cut]:
         stored += first.tokens(piece, LATER)
 

@@ -11,8 +11,8 @@ import pytest
 
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.generation.run_facts import first_events
 from server.model_formats.model_format import ModelFormat, PromptConversation, PromptTool
+from server.protocol.responses.events import first_events
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 
@@ -61,7 +61,7 @@ def events_of(model_format: ModelFormat, tokens: Sequence[int], size: int) -> li
     """The stream's events where the engine gives so many tokens at once."""
     prompt = model_format.write(PromptConversation(items=[ASKED], tools=[SHOUT]))
     run = Run(make_facts(), DecodingSpec(model_format.parser(prompt)))
-    made = first_events(run.facts) + run.start()
+    made = first_events(run.facts, run.facts.echo) + run.start()
     for start in range(0, len(tokens), size):
         made += run.tokens(tokens[start : start + size], LATER)
     return rendered(RESPONSE, made + run.finish("stop", USAGE, LATER))

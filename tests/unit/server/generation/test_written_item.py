@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.generation.run_facts import first_events
 from server.generation.run_log import RunLog
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, event_type, first_events, render
 from tests.support.builders import (
     LATER,
     RESPONSE,
@@ -34,7 +33,7 @@ def make_run(*, summarizes_reasoning: bool = True) -> Run:
 
 def play(run: Run, tokens: Sequence[int]) -> list[Event]:
     return (
-        first_events(run.facts)
+        first_events(run.facts, run.facts.echo)
         + run.start()
         + run.tokens(tokens, LATER)
         + run.fail("server_error", "Why.", LATER)
@@ -86,7 +85,7 @@ def test_a_run_that_is_resumed_tells_the_summary_as_if_it_had_not_been_cut(
     tokens = [*think(thought), *say(answer)]
     unbroken = play(make_run(), tokens)
     first = make_run()
-    stored = first_events(first.facts) + first.start() + first.tokens(tokens[:cut], LATER)
+    stored = first_events(first.facts, first.facts.echo) + first.start() + first.tokens(tokens[:cut], LATER)
     second = make_run()
     resume(second, RunLog([(0, tokens[:cut])], len(stored), stored, LATER))
     rest = second.tokens(tokens[cut:], LATER) + second.fail("server_error", "Why.", LATER)
@@ -98,7 +97,7 @@ def test_a_run_that_is_resumed_tells_the_summary_as_if_it_had_not_been_cut(
 def test_a_run_that_can_only_fail_ends_the_summary_that_was_told(thought: str, cut: int) -> None:
     tokens = think(f"x{thought}")[:cut]
     first = make_run()
-    stored = first_events(first.facts) + first.start() + first.tokens(tokens, LATER)
+    stored = first_events(first.facts, first.facts.echo) + first.start() + first.tokens(tokens, LATER)
     second = make_run()
     second.restore_output_only(RunLog([(0, tokens)], len(stored), stored, LATER))
     rest = second.fail("server_error", "Why.", LATER)

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from server.generation.run_facts import RunFacts
+from server.generation.run import RunFacts
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.recording.inbox_messages import ReleaseRuns, StartTurn
+from server.recording.recorder_messages import ReleaseRuns, StartTurn
 from tests.support.builders import make_facts
 
 

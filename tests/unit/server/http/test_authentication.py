@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from server.administration.keys import make_key
+from server.administration.key_changes import make_key
 from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication

@@ -15,7 +15,7 @@ from server.limits.budgets import (
     next_period,
 )
 from server.protocol.ids import new_uuid
-from server.store.administration.budgets import ModelPrice, Standing
+from server.store.administration.budget_standings import ModelPrice, Standing
 
 TODAY = date(2026, 12, 31)
 

@@ -9,7 +9,7 @@ import pytest
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.limits.shared_limit import SharedLimit
-from server.limits.unfinished_responses import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, UnfinishedResponses
+from server.limits.tenant_limits import MAX_INPUT_BYTES, MAX_PROMPT_IMAGE_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
 from tests.support.contents import entries
 
@@ -60,30 +60,30 @@ def test_tenants_with_nothing_in_use_are_forgotten() -> None:
 def test_pictures_of_unfinished_responses_are_counted_until_they_end() -> None:
     counted = UnfinishedResponses(total=10)
     first, second, third = new_uuid(), new_uuid(), new_uuid()
-    counted.reserve(Caller("a", "key"), [first, second], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("a", "key"), [first, second], MAX_PROMPT_IMAGE_BYTES // 2)
     with pytest.raises(TooManyRequests, match="bytes of pictures"):
         counted.reserve(Caller("a", "key"), [third], 1)
     assert third not in counted
-    counted.reserve(Caller("b", "key"), [third], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("b", "key"), [third], MAX_PROMPT_IMAGE_BYTES // 2)
     with pytest.raises(Overloaded, match="bytes of pictures"):
         counted.reserve(Caller("c", "key"), [new_uuid()], 1)
     counted.discard(second)
     with pytest.raises(TooManyRequests):
         counted.reserve(Caller("a", "key"), [new_uuid()], 1)
     counted.discard(first)
-    counted.reserve(Caller("a", "key"), [new_uuid()], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("a", "key"), [new_uuid()], MAX_PROMPT_IMAGE_BYTES // 2)
 
 
 def test_pictures_that_responses_share_are_counted_until_the_last_of_them_ends() -> None:
     for order in (0, 1), (1, 0):
         counted, shared = UnfinishedResponses(total=10), ids(2)
-        counted.reserve(Caller("a", "key"), shared, MAX_IMAGE_BYTES // 2)
+        counted.reserve(Caller("a", "key"), shared, MAX_PROMPT_IMAGE_BYTES // 2)
         counted.discard(shared[order[0]])
         counted.discard(shared[order[0]])
         with pytest.raises(TooManyRequests, match="bytes of pictures"):
             counted.reserve(Caller("a", "key"), ids(1), 1)
         counted.discard(shared[order[1]])
-        counted.reserve(Caller("a", "key"), ids(1), MAX_IMAGE_BYTES // 2)
+        counted.reserve(Caller("a", "key"), ids(1), MAX_PROMPT_IMAGE_BYTES // 2)
 
 
 def test_input_that_is_kept_for_further_turns_is_counted_until_the_last_response_that_shares_it_ends() -> (
@@ -108,9 +108,9 @@ def test_a_request_without_room_for_its_input_leaves_no_bytes_of_its_pictures_co
     counted = UnfinishedResponses(total=10)
     refused = ids(2)
     with pytest.raises(TooManyRequests, match="bytes of input"):
-        counted.reserve(Caller("a", "key"), refused, MAX_IMAGE_BYTES // 2, MAX_INPUT_BYTES)
+        counted.reserve(Caller("a", "key"), refused, MAX_PROMPT_IMAGE_BYTES // 2, MAX_INPUT_BYTES)
     assert len(counted) == 0
-    counted.reserve(Caller("a", "key"), refused, MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("a", "key"), refused, MAX_PROMPT_IMAGE_BYTES // 2)
 
 
 def test_threads_never_take_more_than_there_is() -> None:

@@ -6,8 +6,13 @@ import pytest
 from server.caller import Caller, TenantSettings
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
-from server.limits.tenant_limits import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits.tenant_limits import (
+    DEFAULT_TENANT_BYTES,
+    FRESH_SECONDS,
+    QueueLimits,
+    StorageQuota,
+    UnfinishedResponses,
+)
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")

@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 
 from engine.request import FinishReason
 from server.maintenance.audit_event_log import SLACK
-from server.maintenance.audit_responses import INVARIANTS, AuditLimits, check, check_keys, check_orphans
+from server.maintenance.audit_responses import INVARIANTS, AuditLimits, check, check_stray
 from server.protocol import ids
 from server.protocol.responses.events import Event
 from server.store.audit_snapshot import (
     AuditedResponse,
-    KeyViolation,
-    Orphan,
     PageTime,
-    PreviousResponse,
     Replay,
+    Stray,
 )
-from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says, stands
+from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says
 from tests.support.builders import CREATED, HALF, LATER, RESPONSE, TENANT, examples, say, think
 
 OTHER = UUID("01890000-0000-7000-8000-0000000000cd")
@@ -140,10 +138,6 @@ def on_row(**changes: Any) -> Wound:
     return lambda response: says(response, **changes)
 
 
-def on_standing(**changes: Any) -> Wound:
-    return lambda response: stands(response, **changes)
-
-
 WOUNDS: list[tuple[str, str, Wound]] = [
     ("I2", "a row is missing", with_rows(lambda rows: rows.pop(3))),
     ("I2", "a row is there twice", with_rows(lambda rows: rows.insert(3, rows[3]))),
@@ -192,18 +186,18 @@ WOUNDS: list[tuple[str, str, Wound]] = [
     ("I9", "an item is of another place", with_item(0, idx=1)),
     ("I11", "it has no end", on_row(finished_at=None)),
     ("I11", "it is not counted", on_row(reasoning_tokens=None)),
-    ("I11", "it never began", on_standing(started_at=None)),
+    ("I11", "it never began", on_row(started_at=None)),
     ("I11", "it completed with an error", on_row(error_code="server_error")),
     ("I11", "it completed incompletely", on_row(incomplete_reason="max_output_tokens")),
-    ("I12", "it died more often than it was begun", on_standing(deaths=2)),
-    ("I14", "it began before it was there", on_standing(started_at=BEFORE)),
-    ("I14", "it began after its end", on_standing(first_token_at=NOW)),
+    ("I12", "it died more often than it was begun", on_row(deaths=2)),
+    ("I14", "it began before it was there", on_row(started_at=BEFORE)),
+    ("I14", "it began after its end", on_row(first_token_at=NOW)),
     ("I14", "it ended before it was there", on_row(finished_at=BEFORE)),
     ("I14", "its events are older than itself", with_rows(lambda rows: rows[0].__setitem__(5, 1.0))),
     ("I14", "an event is older than the one before", with_rows(lambda rows: rows[4].__setitem__(5, 1.0))),
     ("I14", "an event is in the future", with_rows(lambda rows: rows[-1].__setitem__(5, AFTER.timestamp()))),
-    ("I16", "it is deleted and nothing needs it", on_standing(deleted_at=LATER)),
-    ("I16", "it is deleted and its stream is kept", on_standing(deleted_at=LATER, has_next=True)),
+    ("I16", "it is deleted and nothing needs it", on_row(deleted_at=LATER)),
+    ("I16", "it is deleted and its stream is kept", on_row(deleted_at=LATER, has_next=True)),
     ("I17", "a picture is kept for no item", lambda response: replace(response, image_uses={("msg_1", b"")})),
 ]  # fmt: skip
 
@@ -217,7 +211,7 @@ RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
     ("I11", "it has usage", on_row(output_tokens=1)),
     ("I11", "it has an error", on_row(error_code="server_error")),
     ("I11", "it is queued, but began", on_row(status="queued")),
-    ("I11", "it never began", on_standing(started_at=None)),
+    ("I11", "it never began", on_row(started_at=None)),
     ("I11", "it has output items", lambda response: replace(response, items=ended().items)),
     ("I12", "an attempt before the last goes on", lambda response: replace(
         response, hot=[response.hot[0], response.hot[1]._replace(attempt=0)])),
@@ -310,18 +304,18 @@ def later(seconds: float) -> PageTime:
 
 @pytest.mark.parametrize("state", ["alive", "dead", "stopped", None])
 def test_a_response_whose_replica_is_silent_is_forgotten_after_the_grace(state: str | None) -> None:
-    left = stands(running(), replica_state=state, heartbeat_at=NOW if state else None)
+    left = says(running(), replica_state=state, heartbeat_at=NOW if state else None)
     assert broken(left, later(10)) == set()
     assert broken(left, later(31)) == {"I1"}
 
 
 def test_a_response_of_a_living_replica_may_take_for_ever() -> None:
     moment = later(1e6)
-    assert broken(stands(running(), heartbeat_at=moment.now - timedelta(seconds=20)), moment) == set()
+    assert broken(says(running(), heartbeat_at=moment.now - timedelta(seconds=20)), moment) == set()
 
 
 def test_nothing_is_forgotten_while_no_server_lives_nor_just_after_one_came() -> None:
-    left = stands(running(), replica_state="dead")
+    left = says(running(), replica_state="dead")
     now = later(1e6).now
     assert broken(left, PageTime(now, None)) == set()
     assert broken(left, PageTime(now, now - timedelta(seconds=29))) == set()
@@ -329,19 +323,19 @@ def test_nothing_is_forgotten_while_no_server_lives_nor_just_after_one_came() ->
 
 
 def test_a_queued_response_may_wait_for_ever() -> None:
-    waiting = stands(says(running(), status="queued"), replica_id=None, started_at=None, queued_at=CREATED)
+    waiting = says(running(), status="queued", replica_id=None, started_at=None, queued_at=CREATED)
     assert broken(waiting, later(1e6)) == set()
 
 
 def test_a_response_that_was_handed_back_may_wait_for_an_hour_from_its_last_event() -> None:
-    handed_back = stands(running(), replica_id=None)
+    handed_back = says(running(), replica_id=None)
     assert broken(handed_back, later(3500)) == set()
     assert broken(handed_back, later(3700)) == {"I1"}
     assert broken(handed_back, later(3700), AuditLimits(waiting_seconds=4000)) == set()
 
 
 def test_a_background_response_without_its_request_cannot_be_begun_again() -> None:
-    lost = stands(says(running(), background=True), can_begin_again=False)
+    lost = says(running(), background=True, asked=None)
     assert broken(lost) == {"I1"}
 
 
@@ -350,28 +344,28 @@ def test_a_next_turn_is_after_the_end_of_the_one_before() -> None:
         '"previous_response_id":null', f'"previous_response_id":"resp_{OTHER.hex}"'
     )
     turn = says(running(), previous_id=OTHER, request=request)
-    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=BEFORE))) == set()
-    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=None))) == {"I9"}
-    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=NOW))) == {"I9"}
-    assert broken(replace(turn, previous=PreviousResponse(exists=False, finished_at=None))) == {"I9"}
+    assert broken(says(turn, previous_exists=True, previous_finished_at=BEFORE)) == set()
+    assert broken(says(turn, previous_exists=True, previous_finished_at=None)) == {"I9"}
+    assert broken(says(turn, previous_exists=True, previous_finished_at=NOW)) == {"I9"}
+    assert broken(says(turn, previous_exists=False, previous_finished_at=None)) == {"I9"}
     assert broken(says(turn, previous_id=None)) == {"I9"}
 
 
 def test_a_deleted_response_may_stay_for_a_later_one_without_its_stream() -> None:
-    kept = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER, has_next=True)
+    kept = says(replace(ended(), folded=None, replays=[]), deleted_at=LATER, has_next=True)
     assert broken(kept) == set()
-    assert broken(stands(running(), deleted_at=LATER)) == set()
+    assert broken(says(running(), deleted_at=LATER)) == set()
 
 
 def test_a_deleted_response_that_nothing_needs_may_wait_for_its_purge_once_it_has_expired() -> None:
-    left = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER)
-    assert broken(stands(left, expires_at=NOW)) == set()
-    assert broken(stands(left, expires_at=AFTER)) == {"I16"}
-    assert "I16" in broken(stands(ended(), deleted_at=LATER, expires_at=NOW))
+    left = says(replace(ended(), folded=None, replays=[]), deleted_at=LATER)
+    assert broken(says(left, expires_at=NOW)) == set()
+    assert broken(says(left, expires_at=AFTER)) == {"I16"}
+    assert "I16" in broken(says(ended(), deleted_at=LATER, expires_at=NOW))
 
 
 def test_clocks_may_differ_by_less_than_the_slack() -> None:
-    assert broken(stands(ended(), started_at=CREATED - SLACK / 2)) == set()
+    assert broken(says(ended(), started_at=CREATED - SLACK / 2)) == set()
 
 
 def test_a_response_without_what_a_later_release_repeats_is_right() -> None:
@@ -384,13 +378,14 @@ def test_a_failed_response_needs_an_error_and_an_incomplete_one_a_reason() -> No
 
 
 def test_what_is_kept_for_no_response_is_told() -> None:
-    [found] = check_orphans([Orphan(TENANT, RESPONSE, "items", 3)])
+    found = check_stray(Stray("items", TENANT, RESPONSE, 3))
     assert (found.invariant, found.response_id) == ("I16", RESPONSE)
     assert "items has 3" in found.sentence
 
 
 def test_keys_that_lead_to_one_response_or_to_none_are_told() -> None:
-    found = check_keys([KeyViolation(TENANT, RESPONSE, 2)], [KeyViolation(TENANT, OTHER, 1)])
+    strays = [Stray("shared keys", TENANT, RESPONSE, 2), Stray("lost keys", TENANT, OTHER, 1)]
+    found = [check_stray(stray) for stray in strays]
     assert [(violation.invariant, violation.response_id) for violation in found] == [
         ("I8", RESPONSE),
         ("I7", OTHER),

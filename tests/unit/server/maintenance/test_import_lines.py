@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import JSON, JSONB
 
 from server.maintenance import import_lines
 from server.maintenance.import_lines import BadLine, LineReader
-from server.store.transfer.columns import BadValue, from_json, to_json
+from server.store.transfer.exported_tables import BadValue, from_json, to_json
 from tests.support.builders import make_echo
 
 FIRST = {"object": "export", "format": 1, "tenant": "acme"}
@@ -23,6 +23,9 @@ RESPONSE = {
     "background": False,
     "stream": False,
     "model": "m",
+    "priority": 0,
+    "attempt": 1,
+    "deaths": 0,
     "seed": 1,
     "created_at": "2026-11-23T10:00:00+00:00",
     "finished_at": "2026-11-23T10:00:01+00:00",

@@ -6,7 +6,7 @@ from server.errors import InvalidRequest, NotAuthenticated, TooManyRequests
 from server.logs.context import CURRENT, RequestContext
 from server.metrics.families import OTHER
 from server.metrics.refused_requests import MAX_KINDS, RefusedRequests
-from server.store.administration.refused_requests import RefusedRequest
+from server.store.administration.refused_request_counts import RefusedRequest
 
 
 @pytest.fixture

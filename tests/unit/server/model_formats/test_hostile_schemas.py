@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.model_format import CallChoice, Prompt, PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import Prompt, PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import format_of, ids_of
 from tests.support.family_formats import FAMILIES
 
@@ -59,7 +60,7 @@ def seconds(act: Callable[[], object]) -> float:
 def test_a_schema_that_multiplies_is_read_in_little_time(name: str, schema: dict[str, Any]) -> None:
     for strict in (False, True):
         tool = PromptTool(name="get_weather", parameters=schema, strict=strict)
-        choice = CallChoice(mode="required" if strict else "auto", parallel=False)
+        choice = ToolChoice(mode="required" if strict else "auto", parallel=False)
         conversation = PromptConversation(items=[HELLO], tools=[tool], tool_choice=choice)
         assert seconds(lambda: format_of(name).write(conversation)) < MOST_S  # noqa: B023 - called here
         parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=[tool]))
@@ -74,7 +75,7 @@ def test_the_time_for_a_grammar_grows_as_the_arguments_do() -> None:
 
     def conversation(names: str) -> PromptConversation:
         return PromptConversation(
-            items=[HELLO], tools=list(map(many, names)), tool_choice=CallChoice(mode="required")
+            items=[HELLO], tools=list(map(many, names)), tool_choice=ToolChoice(mode="required")
         )
 
     few, more = conversation("a"), conversation("abcdefgh")

@@ -185,3 +185,15 @@ def test_a_thought_before_a_user_is_not_continued() -> None:
         format_of("hermes").write(
             PromptConversation(items=[USER, THOUGHT, silent], continue_final_message=True)
         )
+
+
+def test_properties_without_a_description_are_written_where_the_template_needs_one() -> None:
+    source = (
+        "{# <tool_call> #}{{ messages[0].content }}"
+        "{% for tool in tools %}{{ tool.function.name }}"
+        "{% for name, field in tool.function.parameters.properties.items() %}"
+        "{{ '[' + name + ': ' + field.description + ']' }}{% endfor %}{% endfor %}"
+    )
+    shape = templated(source)
+    prompt = shape.write(PromptConversation(items=[USER], tools=(WEATHER,)))
+    assert shape.spell(prompt.token_ids) == "Ask.get_weather[city: ][days: ][units: ]"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     ModelFormat,
     Prompt,
     PromptConversation,
@@ -16,7 +15,6 @@ from server.model_formats.model_format import (
     PromptTool,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_index import function_schema
 from server.protocol.responses.items import (
@@ -33,6 +31,7 @@ from server.protocol.responses.items import (
     ReasoningText,
     SummaryText,
 )
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -80,10 +79,10 @@ TURN: list[Item] = [
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
     """What the model reads of its own call is what its parser would read as that call."""
-    text = write(name, *TURN, tools=TOOLS, tool_choice=CallChoice(mode="auto"))
+    text = write(name, *TURN, tools=TOOLS, tool_choice=ToolChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
-    written = TOOL_CALL_FORMATS[name](Markup({}))
+    written = TOOL_CALL_FORMATS[name]
     start = min(place for sign in (*written.openers, written.prefix) if (place := after.find(sign)) >= 0)
     parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
     words = shown(parser.feed(ids_of(name, after[start:])))

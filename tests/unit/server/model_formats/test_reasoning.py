@@ -13,8 +13,8 @@ from server.model_formats.reasoning import (
     REASONING_FORMATS,
     THINK,
     ReasoningFormat,
+    ThoughtReader,
     detect_reasoning_format,
-    read_reasoning,
 )
 from server.model_formats.text_scanner import (
     Reader,
@@ -61,10 +61,10 @@ class Splitter:
         scanner = self._scanner
         reasoning = TextEmitter(scanner, "reasoning", str, strips=True)
         answer = TextEmitter(scanner, "answer", str)
-        yield from read_reasoning(scanner, form, reasoning, answer, opened=opened)
-        yield from read_answer(
-            scanner, None, ToolCallEmitter(scanner, ToolIndex(())), answer, form.answer_tags
-        )
+        thoughts = ThoughtReader(scanner, form, reasoning)
+        yield from thoughts.read_first(answer, opened=opened)
+        emitter = ToolCallEmitter(scanner, ToolIndex(()))
+        yield from read_answer(scanner, None, emitter, answer, thoughts)
 
 
 def split(pieces: Sequence[str], *, opened: bool = False) -> tuple[str, str]:

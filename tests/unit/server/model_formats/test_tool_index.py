@@ -3,13 +3,14 @@
 import pytest
 
 from server.model_formats.harmony.tools import tool_of, tools_by_recipient
-from server.model_formats.model_format import CallChoice, PromptConversation, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptTool
 from server.model_formats.tool_index import (
     ToolIndex,
     find_tool,
     without_labels,
 )
 from server.protocol.responses.items import FunctionCall
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import format_of, tokenizer_at
 
 
@@ -82,7 +83,7 @@ def test_calls_in_a_history_have_the_names_that_the_model_knows_now() -> None:
     call = FunctionCall("fc_1", "completed", "call_1", "weather", "{}", "city")
 
     def written(*tools: PromptTool) -> str:
-        conversation = PromptConversation(items=[call], tools=tools, tool_choice=CallChoice())
+        conversation = PromptConversation(items=[call], tools=tools, tool_choice=ToolChoice())
         return tokenizer_at("hermes").decode(format_of("hermes").write(conversation).token_ids)
 
     assert '"name": "weather", "arguments"' in written(served("city", "weather"))

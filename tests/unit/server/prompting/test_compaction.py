@@ -7,9 +7,8 @@ import pytest
 from engine.request import TokenUsage
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
-from server.generation.run_facts import first_events
 from server.prompting.compaction import _text_only
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Compaction, FunctionCallOutput, InputText, Message, PreparedImage
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
@@ -29,7 +28,7 @@ def make_run(*, by_model: bool = True, answers: bool = True) -> Run:
 
 
 STEPS: list[Callable[[Run], list[Event]]] = [
-    lambda run: first_events(run.facts) + run.start(),
+    lambda run: first_events(run.facts, run.facts.echo) + run.start(),
     lambda run: run.tokens(think("Hm.") + say("They "), LATER),
     lambda run: run.tokens(say("met."), LATER),
     lambda run: run.finish("length", SUMMED, LATER),
@@ -66,7 +65,7 @@ def test_run_that_ends_early_closes_what_it_had_begun(steps: int, status: str) -
 @pytest.mark.parametrize("by_model", [True, False])
 def test_run_that_does_not_answer_is_over_after_its_compaction(by_model: bool) -> None:
     run = make_run(by_model=by_model, answers=False)
-    events = first_events(run.facts) + run.start() + run.finish("stop", SUMMED, LATER)
+    events = first_events(run.facts, run.facts.echo) + run.start() + run.finish("stop", SUMMED, LATER)
     EventOrder().take_all(rendered(RESPONSE, events))
     assert [type(item) for item in run.output] == [Compaction]
 
@@ -74,7 +73,7 @@ def test_run_that_does_not_answer_is_over_after_its_compaction(by_model: bool) -
 def test_short_context_is_told_before_the_first_token_of_the_answer() -> None:
     run = make_run(by_model=False)
     events = (
-        first_events(run.facts)
+        first_events(run.facts, run.facts.echo)
         + run.start()
         + run.tokens(say("Hi!"), LATER)
         + run.finish("stop", ANSWERED, LATER)

@@ -6,9 +6,8 @@ import pytest
 from engine.request import ModelInfo, RequestRefused
 from server.admission.request_validation import refuse_unsupported
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.prompting.engine_request import refusal
+from server.prompting.engine_request import refusal, request_echo
 from server.prompting.prompt_limits import too_long
-from server.prompting.request_parameters import request_echo
 from server.protocol.responses.request import CreateResponse
 
 MODEL = ModelInfo(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)

@@ -6,7 +6,6 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.model_formats.model_format import (
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptTool,
@@ -22,6 +21,7 @@ from server.prompting.prompt_limits import (
     check_tools_and_format,
 )
 from server.protocol.responses.items import InputText, Item, Message
+from server.protocol.responses.request import TextFormat
 
 
 def function(schema: dict[str, Any], name: str = "f") -> PromptTool:
@@ -67,8 +67,8 @@ def test_a_format_beyond_the_bounds_is_refused_by_its_parameter() -> None:
     for _ in range(200):
         schema = {"type": "array", "items": schema}
     for output_format, param in (
-        (OutputFormat(kind="json_schema", schema=schema), "text.format.schema"),
-        (OutputFormat(name="n" * 999), "text.format.name"),
+        (TextFormat(type="json_schema", schema=schema), "text.format.schema"),
+        (TextFormat("text", name="n" * 999), "text.format.name"),
     ):
         with pytest.raises(InvalidRequest) as refusal:
             check_tools_and_format(PromptConversation(items=[], format=output_format))

@@ -5,7 +5,7 @@ import pytest
 
 from engine.request import Failed, Finished, Tokens, TokenUsage
 from server.recording.inbox import NO_PAUSE, Inbox, Pause
-from server.recording.inbox_messages import RecorderMessage
+from server.recording.recorder_messages import RecorderMessage
 
 HOUR = 3600.0
 FIRST: list[RecorderMessage] = [

@@ -4,8 +4,8 @@ from uuid import uuid4
 
 from engine.request import TokenUsage
 from server.generation.run import Run
-from server.recording.inbox_messages import RunUpdate
 from server.recording.recent_commits import RETAIN_SECONDS, RecentCommits
+from server.recording.recorder_messages import RunUpdate
 from server.store.commit_probe import Probe
 from tests.support.builders import LATER, TENANT, make_echo, make_run, say
 

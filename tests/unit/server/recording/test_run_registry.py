@@ -4,7 +4,7 @@ from uuid import uuid4
 
 from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run import Run
-from server.recording.inbox_messages import ReleaseRuns, RunUpdate, StartRun
+from server.recording.recorder_messages import ReleaseRuns, RunUpdate, StartRun
 from server.recording.run_registry import RunRegistry
 from tests.support.builders import LATER, make_echo, make_run, say
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.disk_space import Disk, Shortage, shortage_of
+from server.store.disk_space import Disk, Space, space_of
 from tests.support.builders import examples
 
 GIB = 1024**3
@@ -18,18 +18,20 @@ sizes = st.integers(0, 2**50)
 def test_a_tenth_of_a_small_disk_and_two_gibibytes_of_a_large_one_are_the_reserve(
     total: int, reserve: int
 ) -> None:
-    assert shortage_of(reserve, total, None) is None
-    assert shortage_of(reserve - 1, total, None) == Shortage(reserve - 1, reserve)
+    assert not space_of(reserve, total, None).is_short
+    short = space_of(reserve - 1, total, None)
+    assert (short, short.is_short) == (Space(reserve - 1, reserve), True)
 
 
 @given(sizes, sizes, sizes)
 @examples(100)
 def test_a_reserve_that_was_set_holds_whatever_the_disks_size(free: int, total: int, reserve: int) -> None:
-    assert shortage_of(free, total, reserve) == (Shortage(free, reserve) if free < reserve else None)
+    space = space_of(free, total, reserve)
+    assert (space, space.is_short) == (Space(free, reserve), free < reserve)
 
 
 def test_no_reserve_is_never_short() -> None:
-    assert shortage_of(0, 1000, 0) is None
+    assert not space_of(0, 1000, 0).is_short
 
 
 def test_a_disk_is_asked_what_an_ordinary_user_may_fill(tmp_path: Path) -> None:

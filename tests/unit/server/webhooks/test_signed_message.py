@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from server.protocol.webhooks import EVENT_TYPES
+from server.protocol.webhook_objects import EVENT_TYPES
 from server.webhooks.signed_message import event_body, make_secret, message_headers, sign
 
 EVENT = UUID("01890000-0000-7000-8000-0000000000e0")

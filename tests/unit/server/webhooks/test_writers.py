@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.documents import ROOT
 
-ENDERS = {"server/recording/persist.py", "server/store/cluster/claims.py"}
+ENDERS = {"server/recording/write_updates.py", "server/store/cluster/claims.py"}
 UPDATE = re.compile(r"update responses\b[^\"]*?(?=where|from|\")", re.DOTALL)
 SOURCES = sorted((ROOT / "server").rglob("*.py"))
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.chat_template.bounded_tokenizer import PIECE, BoundedTokenizer
+from server.model_formats.chat_template.template import PIECE, BoundedTokenizer
 from server.model_formats.model_format import PromptTooLong
 
 

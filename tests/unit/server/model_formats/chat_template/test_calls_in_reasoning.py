@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
@@ -18,6 +17,7 @@ from server.model_formats.model_format import (
     merge_deltas,
 )
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import CLOCK, THINKERS, TOOLS, WEATHER, format_of, ids_of, shown
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk
@@ -92,6 +92,19 @@ def test_a_mentioned_opener_is_reasoning(name: str) -> None:
 
 
 @with_openers
+def test_a_call_that_is_only_begun_does_not_swallow_the_answer(name: str) -> None:
+    """The tag in a value ends the reasoning where the call is cut off, or another call follows."""
+    family = FAMILIES[name]
+    begun = f"Like {family.call.partition('Paris')[0]}and so on."
+    for rest, words in (("Yes.", ["text Yes."]), (f"Yes.{family.call}", ["text Yes.", *CALL])):
+        thought, *others = told(name, f"{begun}{family.close}{rest}")
+        assert (thought, others) == (f"thought {begun}", words)
+    if "</think>" in family.plain:
+        asked = family.call.replace("Paris", "</think>")
+        assert told(name, asked) == CALL
+
+
+@with_openers
 def test_a_call_of_a_tool_that_is_not_offered_is_reasoning(name: str) -> None:
     family = FAMILIES[name]
     other = replace(OPENED, tools=(CLOCK,))
@@ -127,7 +140,7 @@ def test_a_forced_call_may_take_the_place_of_the_end_of_the_reasoning(name: str)
     prompts = [
         format_of(name).write(
             PromptConversation(
-                items=[USER], tools=tools, tool_choice=CallChoice(mode=mode), reasoning_effort="high"
+                items=[USER], tools=tools, tool_choice=ToolChoice(mode=mode), reasoning_effort="high"
             )
         )
         for mode in ("required", "auto")

@@ -13,12 +13,10 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
     Delta,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptError,
@@ -26,10 +24,10 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
-from server.protocol.responses.request import Effort
+from server.protocol.responses.request import Effort, TextFormat
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -66,7 +64,7 @@ PATTERN = PromptTool(name="pattern", kind="custom", syntax="regex", definition=r
 LINES = 'start: "begin\\n" line+ "end \\"x\\""\nline: /[^\\n<>]{1,6}/ "\\n"\n'
 GRAMMAR = PromptTool(name="grammar", kind="custom", syntax="lark", definition=LINES)
 ALL = [WEATHER, CLOCK, PATCH, STRICT, PATTERN, GRAMMAR]
-LEADS = {name: made(Markup({})).prefix for name, made in TOOL_CALL_FORMATS.items()}
+LEADS = {name: calls.prefix for name, calls in TOOL_CALL_FORMATS.items()}
 USER = Message("1", "completed", "user", [InputText("hi")])
 
 
@@ -140,7 +138,7 @@ def test_a_required_call_is_always_a_legal_call(family: str, compiler: GrammarCo
     for seed in range(WALKS):
         tools = random_.sample(ALL, random_.randint(1, len(ALL)))
         allowed = tuple(tool.name for tool in tools[: random_.randint(1, len(tools))])
-        choice = CallChoice(mode="required", parallel=seed % 2 == 0, allowed=allowed if seed % 3 else None)
+        choice = ToolChoice(mode="required", parallel=seed % 2 == 0, allowed=allowed if seed % 3 else None)
         prompt = format_of(family).write(
             PromptConversation(
                 items=[USER],
@@ -162,7 +160,7 @@ def test_a_required_call_is_always_a_legal_call(family: str, compiler: GrammarCo
 def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: GrammarCompiler) -> None:
     made = 0
     for seed in range(16):
-        choice = CallChoice(parallel=seed % 2 == 0)
+        choice = ToolChoice(parallel=seed % 2 == 0)
         prompt = format_of(family).write(PromptConversation(items=[USER], tools=ALL, tool_choice=choice))
         begin = (
             f"{FAMILIES[family].close if prompt.opens_reasoning else ''}{LEADS[family]}" if seed % 3 else ""
@@ -176,7 +174,7 @@ def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: Gramma
 
 
 def test_with_none_nothing_is_a_call_and_no_call_is_written(family: str, compiler: GrammarCompiler) -> None:
-    choice = CallChoice(mode="none")
+    choice = ToolChoice(mode="none")
     prompt = format_of(family).write(PromptConversation(items=[USER], tools=ALL, tool_choice=choice))
     assert not prompt.tools
     if prompt.grammar is None:
@@ -189,9 +187,7 @@ def test_with_none_nothing_is_a_call_and_no_call_is_written(family: str, compile
 
 def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compiler: GrammarCompiler) -> None:
     for seed in range(16):
-        wanted = (
-            OutputFormat(kind="json_schema", schema=PLACE) if seed % 2 else OutputFormat(kind="json_object")
-        )
+        wanted = TextFormat(type="json_schema", schema=PLACE) if seed % 2 else TextFormat(type="json_object")
         effort: Any = ("none", "high", None)[seed % 3]
         prompt = format_of(family).write(
             PromptConversation(items=[USER], format=wanted, reasoning_effort=effort)
@@ -203,7 +199,7 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
 
 
 def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
-    wanted = OutputFormat(kind="json_schema", schema={"const": {"answer": 1}})
+    wanted = TextFormat(type="json_schema", schema={"const": {"answer": 1}})
     prompt = format_of(family).write(PromptConversation(items=[USER], tools=[STRICT], format=wanted))
     kinds = set()
     for seed in range(16):
@@ -226,7 +222,7 @@ def test_where_nothing_is_asked_there_is_no_grammar(name: str) -> None:
 
 @pytest.mark.parametrize("name", THINKERS)
 def test_a_model_that_reasons_may_do_so_before_a_required_call(name: str) -> None:
-    choice = CallChoice(mode="required")
+    choice = ToolChoice(mode="required")
     prompt = format_of(name).write(
         PromptConversation(items=[USER], tools=[WEATHER], tool_choice=choice, reasoning_effort="high")
     )
@@ -241,7 +237,7 @@ def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_
     demo = load_model_format(demo_model_folder(), frozenset())
     prompt = demo.write(
         PromptConversation(
-            items=[USER], tools=[WEATHER], tool_choice=CallChoice(mode="required"), reasoning_effort=effort
+            items=[USER], tools=[WEATHER], tool_choice=ToolChoice(mode="required"), reasoning_effort=effort
         )
     )
     assert prompt.grammar is not None
@@ -251,9 +247,9 @@ def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_
 @pytest.mark.parametrize(
     ("conversation", "param"),
     [
-        (PromptConversation(items=[USER], tool_choice=CallChoice(mode="required")), "tool_choice"),
+        (PromptConversation(items=[USER], tool_choice=ToolChoice(mode="required")), "tool_choice"),
         (
-            PromptConversation(items=[USER], tools=[CLOCK], tool_choice=CallChoice(allowed=("other",))),
+            PromptConversation(items=[USER], tools=[CLOCK], tool_choice=ToolChoice(allowed=("other",))),
             "tool_choice",
         ),
         (PromptConversation(items=[USER], tools=[CLOCK, CLOCK]), "tools"),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     PromptConversation,
@@ -17,13 +16,14 @@ from server.model_formats.model_format import (
 )
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import GRAMMAR_CALLERS, format_of
 from tests.support.schemas import check_value, random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
 ROUNDS = 300 if os.environ.get("FAULT_ROUNDS") else 12
 USER = Message("1", "completed", "user", [InputText("hi")])
-REQUIRED = CallChoice(mode="required", parallel=False)
+REQUIRED = ToolChoice(mode="required", parallel=False)
 
 
 def strict(parameters: dict[str, Any]) -> PromptConversation:

@@ -4,7 +4,7 @@ import json
 import random
 from dataclasses import replace
 
-from server.model_formats.model_format import CallChoice, CallStart, PromptConversation
+from server.model_formats.model_format import CallStart, PromptConversation
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -13,6 +13,7 @@ from server.protocol.responses.items import (
     Message,
     OutputText,
 )
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import CLOCK, PATCH, WEATHER, format_of, ids_of, shown, tokenizer_at
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -28,7 +29,7 @@ def conversation(*items: Item, mode: str = "auto", **more: object) -> PromptConv
     return PromptConversation(
         items=items,
         tools=TOOLS,
-        tool_choice=CallChoice(mode=mode),  # type: ignore[arg-type]
+        tool_choice=ToolChoice(mode=mode),  # type: ignore[arg-type]
         instructions="Be brief.",
         **more,  # type: ignore[arg-type]
     )

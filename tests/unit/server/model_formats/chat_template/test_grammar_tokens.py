@@ -10,9 +10,10 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.model_format import CallChoice, PromptConversation, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptTool
 from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 
 USER = Message("1", "completed", "user", [InputText("hi")])
 CITY = {
@@ -46,7 +47,7 @@ def grammar_of(vocabulary: Vocabulary, mode: str) -> StructuredOutput:
     model_format = load_model_format(
         demo_model_folder(), frozenset({END}), grammar_token_ids=vocabulary.markup
     )
-    choice = CallChoice(mode=mode)  # type: ignore[arg-type]
+    choice = ToolChoice(mode=mode)  # type: ignore[arg-type]
     prompt = model_format.write(PromptConversation(items=[USER], tools=[WEATHER], tool_choice=choice))
     assert prompt.grammar is not None
     return prompt.grammar

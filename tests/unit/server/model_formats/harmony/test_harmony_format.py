@@ -8,7 +8,7 @@ import openai_harmony as harmony
 import pytest
 
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.model_format import OutputFormat, PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -17,7 +17,7 @@ from server.protocol.responses.items import (
     Reasoning,
     SummaryText,
 )
-from server.protocol.responses.request import Effort
+from server.protocol.responses.request import Effort, TextFormat
 from tests.support.harmony import (
     CONTROL,
     TODAY,
@@ -338,14 +338,14 @@ def test_only_other_namespaces_are_no_functions() -> None:
 
 
 def test_a_format_is_told_at_the_end_of_the_developer_message() -> None:
-    wanted = OutputFormat(
-        kind="json_schema", name="person", description="A\nperson.", schema={"type": "object"}
+    wanted = TextFormat(
+        type="json_schema", name="person", description="A\nperson.", schema={"type": "object"}
     )
     text = turns([user("a")], instructions="Be.", format=wanted)
     told = '# Response Formats\n\n## person\n\n// A\n// person.\n{"type": "object"}<|end|>'
     assert "# Instructions\n\nBe.\n\n" + told in text
     assert '## json_object\n\n{"type": "object"}<|end|>' in turns(
-        [user("a")], format=OutputFormat(kind="json_object")
+        [user("a")], format=TextFormat(type="json_object")
     )
 
 
@@ -375,7 +375,7 @@ def test_control_tokens_that_users_write_are_text_wherever_they_stand() -> None:
             ],
             instructions=text,
             tools=[tool],
-            format=OutputFormat(kind="json_schema", name=text, description=text, schema={"const": text}),
+            format=TextFormat(type="json_schema", name=text, description=text, schema={"const": text}),
             chat_template_kwargs={"model_identity": text},
         )
         return list(harmony_format().write(conversation).token_ids)

@@ -10,13 +10,13 @@ from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
 from server.model_formats.model_format import (
-    CallChoice,
-    OutputFormat,
     PromptConversation,
     PromptError,
     PromptTool,
 )
 from server.protocol.responses.items import InputText, Message, OutputText
+from server.protocol.responses.request import TextFormat
+from server.protocol.responses.tools import ToolChoice
 from tests.support.harmony import CONTROL, encoding, harmony_format, ids_of
 
 WEATHER: dict[str, Any] = {
@@ -70,12 +70,12 @@ def judge(compiler: GrammarCompiler, grammar: StructuredOutput | None, output: s
 def test_nothing_is_enforced_where_nothing_is_asked_for() -> None:
     assert asked() is None
     assert asked(tools=[LOOSE, FREE, READ]) is None
-    assert asked(tools=[LOOSE], tool_choice=CallChoice(parallel=False)) is None
-    assert asked(tool_choice=CallChoice(mode="none")) is None
+    assert asked(tools=[LOOSE], tool_choice=ToolChoice(parallel=False)) is None
+    assert asked(tool_choice=ToolChoice(mode="none")) is None
 
 
 def test_a_required_call_is_a_call(compiler: GrammarCompiler) -> None:
-    grammar = asked(tools=[LOOSE, STRICT], tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=[LOOSE, STRICT], tool_choice=ToolChoice(mode="required"))
     for before in ("", THINKS, THINKS + PLANS, THINKS + THINKS):
         assert judge(compiler, grammar, before + CALLS.format("now", '{"x":[1]}')) == "whole"
         assert judge(compiler, grammar, before + CALLS.format("weather", '{"city":"Ulm"}')) == "whole"
@@ -112,7 +112,7 @@ def test_a_required_call_follows_its_schema_as_far_as_that_can_be_enforced(
         "$defs": {"U": {"enum": ["C", "F"]}},
     }
     tool = PromptTool(name="now", parameters=parameters)
-    grammar = asked(tools=[tool], tool_choice=CallChoice(mode="required", allowed=("now",)))
+    grammar = asked(tools=[tool], tool_choice=ToolChoice(mode="required", allowed=("now",)))
     assert judge(compiler, grammar, CALLS.format("now", f'{{"v":{right}}}')) == "whole"
     assert judge(compiler, grammar, CALLS.format("now", f'{{"v":{wrong}}}')) == "wrong"
     assert judge(compiler, grammar, CALLS.format("now", "{}")) == "wrong"
@@ -120,14 +120,14 @@ def test_a_required_call_follows_its_schema_as_far_as_that_can_be_enforced(
 
 def test_a_required_call_of_a_servers_tool_is_chosen_by_its_label(compiler: GrammarCompiler) -> None:
     tool = PromptTool(name="now", namespace="city", hosted=True)
-    grammar = asked(tools=[tool, SIMPLE], tool_choice=CallChoice(mode="required", allowed=("city__now",)))
+    grammar = asked(tools=[tool, SIMPLE], tool_choice=ToolChoice(mode="required", allowed=("city__now",)))
     call = "<|channel|>commentary to=city.now <|constrain|>json<|message|>{}"
     assert judge(compiler, grammar, call) == "whole"
     assert judge(compiler, grammar, CALLS.format("later", '{"city":"Ulm"}')) == "wrong"
 
 
 def test_a_required_call_follows_a_simple_schema_that_is_not_strict(compiler: GrammarCompiler) -> None:
-    grammar = asked(tools=[SIMPLE], tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=[SIMPLE], tool_choice=ToolChoice(mode="required"))
     assert judge(compiler, grammar, CALLS.format("later", '{"city":"Ulm"}')) == "whole"
     assert judge(compiler, grammar, CALLS.format("later", '{"x":1}')) == "wrong"
     assert asked(tools=[SIMPLE]) is None
@@ -143,13 +143,13 @@ def test_a_required_call_follows_a_simple_schema_that_is_not_strict(compiler: Gr
     ],
 )
 def test_a_call_may_have_every_usual_header(compiler: GrammarCompiler, header: str) -> None:
-    grammar = asked(tools=[LOOSE], tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=[LOOSE], tool_choice=ToolChoice(mode="required"))
     assert judge(compiler, grammar, header + "{}") == "whole"
 
 
 def test_only_allowed_tools_are_called(compiler: GrammarCompiler) -> None:
     for mode, answer in (("auto", "whole"), ("required", "wrong")):
-        choice = CallChoice(mode=mode, allowed=("now",))  # type: ignore[arg-type]
+        choice = ToolChoice(mode=mode, allowed=("now",))  # type: ignore[arg-type]
         grammar = asked(tools=ALL, tool_choice=choice)
         assert judge(compiler, grammar, CALLS.format("now", "{}")) == "whole"
         assert judge(compiler, grammar, CALLS.format("weather", '{"city":"Ulm"}')) == "wrong"
@@ -157,7 +157,7 @@ def test_only_allowed_tools_are_called(compiler: GrammarCompiler) -> None:
 
 
 def test_no_tool_is_called_where_none_may_be(compiler: GrammarCompiler) -> None:
-    grammar = asked(tools=ALL, tool_choice=CallChoice(mode="none"))
+    grammar = asked(tools=ALL, tool_choice=ToolChoice(mode="none"))
     assert judge(compiler, grammar, THINKS + ANSWERS + "Yes {}\n") == "whole"
     assert judge(compiler, grammar, CALLS.format("now", "{}")) == "wrong"
     assert judge(compiler, grammar, "<|channel|>analysis to=python code<|message|>1") == "wrong"
@@ -183,7 +183,7 @@ CUSTOM = [
 def test_a_tool_that_takes_text_is_held_to_its_grammar(
     compiler: GrammarCompiler, tool: PromptTool, callee: str, right: str, wrong: str | None
 ) -> None:
-    grammar = asked(tools=[tool], tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=[tool], tool_choice=ToolChoice(mode="required"))
     for header in (
         f"<|channel|>commentary to={callee}<|message|>",
         f" to={callee}<|channel|>commentary code<|message|>",
@@ -194,14 +194,14 @@ def test_a_tool_that_takes_text_is_held_to_its_grammar(
 
 
 def test_tools_of_a_namespace_are_called_in_it(compiler: GrammarCompiler) -> None:
-    grammar = asked(tools=[READ], tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=[READ], tool_choice=ToolChoice(mode="required"))
     assert judge(compiler, grammar, "<|channel|>commentary to=files.read json<|message|>{}") == "whole"
     assert judge(compiler, grammar, CALLS.format("read", "{}")) == "wrong"
 
 
 def test_builtin_tools_are_called_while_thinking(compiler: GrammarCompiler) -> None:
     grammar = asked(
-        chat_template_kwargs={"builtin_tools": ["browser", "python"]}, tool_choice=CallChoice(mode="required")
+        chat_template_kwargs={"builtin_tools": ["browser", "python"]}, tool_choice=ToolChoice(mode="required")
     )
     for callee in ("python", "browser.search", "browser.open", "browser.find"):
         assert judge(compiler, grammar, f"<|channel|>analysis to={callee} code<|message|>x(1)") == "whole"
@@ -209,9 +209,9 @@ def test_builtin_tools_are_called_while_thinking(compiler: GrammarCompiler) -> N
 
 
 @pytest.mark.parametrize(
-    "wanted", [OutputFormat(kind="json_schema", schema=WEATHER), OutputFormat(kind="json_object")]
+    "wanted", [TextFormat(type="json_schema", schema=WEATHER), TextFormat(type="json_object")]
 )
-def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: OutputFormat) -> None:
+def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: TextFormat) -> None:
     grammar = asked(format=wanted)
     for header in (ANSWERS, "<|channel|>final <|constrain|>json<|message|>"):
         assert judge(compiler, grammar, THINKS + PLANS + header + '{"city":"Ulm"}') == "whole"
@@ -223,22 +223,22 @@ def test_only_the_answer_has_the_format(compiler: GrammarCompiler, wanted: Outpu
 
 
 def test_a_format_leaves_tools_to_be_called(compiler: GrammarCompiler) -> None:
-    grammar = asked(format=OutputFormat(kind="json_object"), tools=[LOOSE])
+    grammar = asked(format=TextFormat(type="json_object"), tools=[LOOSE])
     assert judge(compiler, grammar, CALLS.format("now", "{}")) == "whole"
     assert judge(compiler, grammar, ANSWERS + "{}") == "whole"
 
 
 def test_many_tools_fit_into_a_grammar(compiler: GrammarCompiler) -> None:
     tools = [PromptTool(name=f"{'long_name_' * 6}{n}", parameters=WEATHER, strict=True) for n in range(100)]
-    grammar = asked(tools=tools, tool_choice=CallChoice(mode="required"))
+    grammar = asked(tools=tools, tool_choice=ToolChoice(mode="required"))
     assert judge(compiler, grammar, CALLS.format(tools[99].name, '{"city":"Ulm"}')) == "whole"
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tool_choice": CallChoice(mode="required")},
-        {"tools": [LOOSE], "tool_choice": CallChoice(mode="required", allowed=("fly",))},
+        {"tool_choice": ToolChoice(mode="required")},
+        {"tools": [LOOSE], "tool_choice": ToolChoice(mode="required", allowed=("fly",))},
     ],
 )
 def test_a_call_of_nothing_is_refused(fields: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ def test_what_goes_on_can_have_no_format() -> None:
     with pytest.raises(PromptError):
         harmony_format().write(
             PromptConversation(
-                items=items, continue_final_message=True, format=OutputFormat(kind="json_object")
+                items=items, continue_final_message=True, format=TextFormat(type="json_object")
             )
         )
     assert (

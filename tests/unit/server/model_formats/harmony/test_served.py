@@ -9,13 +9,11 @@ import pytest
 from engine.request import Finished
 from server.model_formats.harmony.harmony_format import HarmonyFormat
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
     Delta,
     MessageStart,
-    OutputFormat,
     Prompt,
     PromptConversation,
     PromptTool,
@@ -33,6 +31,8 @@ from server.protocol.responses.items import (
     Reasoning,
     ReasoningText,
 )
+from server.protocol.responses.request import TextFormat
+from server.protocol.responses.tools import ToolChoice
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
@@ -123,7 +123,7 @@ def test_it_calls_a_function_and_answers_from_its_output(talk: Talk) -> None:
 
 def test_it_calls_what_it_must(talk: Talk) -> None:
     """Its script has an answer here; the grammar does not."""
-    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=CallChoice(mode="required"))
+    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=ToolChoice(mode="required"))
     for seed in range(8):
         deltas = talk.say(prompt, temperature=1.0, seed=seed)
         if talk.reason == "stop":
@@ -138,7 +138,7 @@ def test_it_calls_what_it_must(talk: Talk) -> None:
 
 def test_its_answer_has_the_format_whatever_it_wanted_to_say(talk: Talk) -> None:
     schema = {"enum": ["yes", "no"]}
-    prompt = talk.prompt([user(GREETING)], format=OutputFormat(kind="json_schema", schema=schema))
+    prompt = talk.prompt([user(GREETING)], format=TextFormat(type="json_schema", schema=schema))
     deltas = talk.say(prompt)
     assert talk.reason == "stop"
     assert deltas[0] == ReasoningDelta("A greeting is wanted.")

@@ -12,7 +12,7 @@ from _pytest.mark.structures import ParameterSet
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.model_format import CallChoice, CallDelta, CallEnd, PromptConversation, PromptTool
+from server.model_formats.model_format import CallDelta, CallEnd, PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.relaxed_schemas import (
     MAX_REFERENCES,
@@ -21,6 +21,7 @@ from server.model_formats.output_grammar.relaxed_schemas import (
     without_unenforced,
 )
 from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.engines import make_request
 from tests.support.families import GRAMMAR_CALLERS, format_of
 from tests.support.schemas import random_parameters
@@ -88,7 +89,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 
 def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> PromptConversation:
     tool = PromptTool(name="f", parameters=parameters, strict=strict)
-    choice = CallChoice(mode="required", parallel=False)
+    choice = ToolChoice(mode="required", parallel=False)
     return PromptConversation(items=[USER], tools=[tool], tool_choice=choice, reasoning_effort="none")
 
 
@@ -214,7 +215,7 @@ def test_more_alternatives_than_are_written_out_are_the_schema_itself() -> None:
 
 def test_many_functions_that_take_anything_need_one_schema() -> None:
     tools = [PromptTool(name=f"f{number}") for number in range(128)]
-    choice = CallChoice(mode="required")
+    choice = ToolChoice(mode="required")
     for family in ("hermes", "qwen3_coder", "gemma4"):
         prompt = format_of(family).write(PromptConversation(items=[USER], tools=tools, tool_choice=choice))
         compiler = compiler_of(family)

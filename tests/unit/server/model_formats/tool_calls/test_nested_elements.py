@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from server.model_formats.model_format import (
-    CallChoice,
     CallDelta,
     Prompt,
     PromptConversation,
@@ -16,6 +15,7 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.protocol.responses.items import FunctionCall, InputText, Message
+from server.protocol.responses.tools import ToolChoice
 from tests.support.families import TOOLS, format_of, ids_of, shown, tokenizer_at
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -97,7 +97,7 @@ def test_elements_nested_without_end_are_no_call_and_raise_nothing() -> None:
 def test_a_grammar_lets_nested_values_be_nested_elements() -> None:
     compiler, chance = compiler_of("minimax_m3"), random.Random(1)
     question = Message("1", "completed", "user", [InputText("hi")])
-    choice = CallChoice(mode="required", parallel=False)
+    choice = ToolChoice(mode="required", parallel=False)
     prompt = format_of("minimax_m3").write(
         PromptConversation(items=[question], tools=[PLAN], tool_choice=choice)
     )
@@ -162,7 +162,7 @@ def test_an_answer_of_kimi_k3_may_stand_in_its_tags_where_a_grammar_applies(para
     compiler = compiler_of("kimi_k3")
     question = Message("1", "completed", "user", [InputText("hi")])
     prompt = format_of("kimi_k3").write(
-        PromptConversation(items=[question], tools=[PLAN], tool_choice=CallChoice(parallel=parallel))
+        PromptConversation(items=[question], tools=[PLAN], tool_choice=ToolChoice(parallel=parallel))
     )
     assert prompt.grammar is not None
     begin = (

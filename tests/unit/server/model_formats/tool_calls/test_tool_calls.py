@@ -299,7 +299,32 @@ def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
         ("llama3_json", '{"city": "Paris"}', ['text {"city": "Paris"}']),
         ("llama3_json", ' {"type": "function", "name": "get_time"}', ["function get_time", "{}", "end"]),
         ("pythonic", "[1, 2]", ["text [1, 2]"]),
-        ("pythonic", "[get_time(1)]", ["function get_time", "{", "text )]"]),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "argu w w "city": {"days": 2}}</tool_call>',
+            ['text <tool_call>{"name": "get_time", "argu w w "city": {"days": 2}}</tool_call>'],
+        ),
+        (
+            "jamba",
+            '<tool_calls>[{"name": "get_time", "arguments": {}, "id": "a w w',
+            ["function get_time", "{}", "end", 'text , "id": "a w w'],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "patch", "arguments": {"input": "a", "why": "b"}}</tool_call>!',
+            ["custom patch", "a", "end", 'text "why": "b"\n!'],
+        ),
+        (
+            "pythonic",
+            "[get_weather(city=Pa ris)] no",
+            ["function get_weather", '{"city": ', "text Pa ris)] no"],
+        ),
+        (
+            "functiongemma",
+            "<start_function_call>call:get_time{a:some text",
+            ["function get_time", '{"a": "some text'],
+        ),
+        ("pythonic", "[get_time(1)]", ["function get_time", "{", "text 1)]"]),
         (
             "pythonic",
             "[get_time(a=[True, None, -1.5e3], b={'x': (1, 'y')}, c=\"\\u00e9\\x41\\/\")]",
@@ -376,7 +401,7 @@ def test_a_special_token_within_a_value_is_no_part_of_it(name: str) -> None:
     """Tokenizers differ in which marks of a format are special tokens of theirs."""
     marks = FAMILIES[name].plain.split()
     markup = Markup({mark: token for token, mark in enumerate(marks)})
-    family = TOOL_CALL_FORMATS[name](markup)
+    family = TOOL_CALL_FORMATS[name].with_signs(markup)
     scanner = Scanner()
     answer = TextEmitter(scanner, "answer", markup.clean)
     emitter = ToolCallEmitter(scanner, ToolIndex(TOOLS))

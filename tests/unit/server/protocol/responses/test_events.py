@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.responses import events as wire
-from server.protocol.responses.built_response import build_response
 from server.protocol.responses.events import Event, Kind, event_type, frame, render
 from server.protocol.responses.items import (
     Logprob,
@@ -17,6 +16,7 @@ from server.protocol.responses.items import (
     SummaryText,
     TopLogprob,
 )
+from server.protocol.responses.response import build_response
 from server.store import log_append, log_read
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
