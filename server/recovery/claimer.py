@@ -18,7 +18,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.recorder import Recorder
 from server.recording.recorder_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
-from server.recovery.rebuild_run import Rebuilt, rebuild
+from server.recovery.rebuild_run import Rebuilt, read_stored_run, rebuild
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database
@@ -376,7 +376,8 @@ class Claimer:
         """
         try:
             with self._database.begin() as connection:
-                rebuilt = rebuild(connection, claimed, self._served)
+                stored = read_stored_run(connection, claimed, self._served)
+            rebuilt = rebuild(stored, self._served)
         except Exception as error:
             if isinstance(error, DatabaseError) and is_unavailable(error):
                 raise

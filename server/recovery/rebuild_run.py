@@ -1,10 +1,13 @@
 """Rebuilds the run of a claimed response from the store, with the engine request that continues it. The
 request is prepared again and the run fed the logged tokens. If that gives another prompt or text, as another
 template or parser would, or other weights wrote it, the run can be ended only.
+
+What is stored is read in one transaction. The rest, which takes seconds for many turns, needs none.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -50,33 +53,62 @@ class Rebuilt:
     """Set if the run can continue."""
 
 
-def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """What is stored of a claimed response."""
+
+    stored: StoredResponse
+    log: RunLog
+    resolved: ResolvedRequest | None
+    """The request without its pictures; None if the response can only be ended."""
+    pictures: Mapping[bytes, bytes]
+    same_weights: bool
+
+
+def read_stored_run(connection: Connection, stored: StoredResponse, served: LoadedModel) -> StoredRun:
     """Reads a claimed response. Raises DatabaseError, OSError or MemoryError for faults of the environment,
     and any exception if what ending it needs cannot be decoded.
     """
     logged = read_log(connection, stored.tenant, stored.id)
-    first = None
-    try:
-        resolved = None if logged.has_gap else _resolve_again(connection, stored, served)
-        if resolved is not None:
-            first = _prepare_again(stored, served, resolved)
+    resolved, pictures, same_weights = None, {}, False
+    with _told_of(stored):
+        if not logged.has_gap:
+            resolved = _resolve_again(connection, stored, served)
+        if resolved is not None and served.images is not None:
+            pictures = stored_input.read_images(connection, stored.tenant, resolved.items)
         is_only_ended = not stored.background or stored.cancel_requested_at is not None
         same_weights = is_only_ended or _take_weights(connection, stored, served, logged)
-        if first is not None and same_weights:
+    return StoredRun(stored, logged, resolved, pictures, same_weights)
+
+
+def rebuild(run: StoredRun, served: LoadedModel) -> Rebuilt:
+    """The run at the end of its log. Raises as `read_stored_run` does, but for the database's errors."""
+    stored, logged, first = run.stored, run.log, None
+    with _told_of(stored):
+        if run.resolved is not None:
+            first = _prepare_again(stored, served, _with_pictures(run, run.resolved, served))
+        if first is not None and run.same_weights:
             rebuilt = _resume(stored, *first, logged)
             if rebuilt is not None:
                 return rebuilt
+    decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
+    ended = Run(_facts(stored, first[0] if first else None), decoding)
+    ended.restore_output_only(logged)
+    return Rebuilt(stored, ended, None)
+
+
+@contextmanager
+def _told_of(stored: StoredResponse) -> Iterator[None]:
+    """Logs why a response cannot go on; faults of the environment, which pass, are raised."""
+    name = response_id(stored.id)
+    try:
+        yield
     except (DatabaseError, OSError, MemoryError, ImportError):
         raise
     except (ApiError, DecodeFailure) as error:
-        log.error("%s cannot be prepared again: %s", response_id(stored.id), error, extra=stored.log_fields)
+        log.error("%s cannot be prepared again: %s", name, error, extra=stored.log_fields)
     except Exception:
-        name = response_id(stored.id)
         log.exception("%s cannot go on from what is stored of it", name, extra=stored.log_fields)
-    decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
-    run = Run(_facts(stored, first[0] if first else None), decoding)
-    run.restore_output_only(logged)
-    return Rebuilt(stored, run, None)
 
 
 def _take_weights(
@@ -171,24 +203,29 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
 def _resolve_again(
     connection: Connection, stored: StoredResponse, served: LoadedModel
 ) -> ResolvedRequest | None:
-    """The request as it was accepted; None if it was not stored, or its model is not here."""
+    """The request as it was accepted, without its pictures; None if it was not stored, or its model is not
+    here.
+    """
     if stored.asked is None or stored.model not in served.names:
         return None
     echo = decode_as(stored.request, Echo)  # `asked` has no input, which is stored as items
     request = msgspec.structs.replace(decode_as(stored.asked, CreateResponse), instructions=echo.instructions)
-    items = _items(connection, stored)
-    if served.images is not None:
-        files = stored_input.read_images(connection, stored.tenant, items)
-        images = prompt_images(served, stored.tenant, request, items, files, IMAGE_ATTEMPTS)
-        items = with_prompt_images(items, images)
     return ResolvedRequest(
         tenant=stored.tenant,
         request=request,
         tools=read_tools(request.tools),
-        items=items,
+        items=_items(connection, stored),
         response=stored.id,
         seed=stored.seed,
     )
+
+
+def _with_pictures(run: StoredRun, resolved: ResolvedRequest, served: LoadedModel) -> ResolvedRequest:
+    if served.images is None:
+        return resolved
+    tenant, items = resolved.tenant, resolved.items
+    images = prompt_images(served, tenant, resolved.request, items, run.pictures, IMAGE_ATTEMPTS)
+    return replace(resolved, items=with_prompt_images(items, images))
 
 
 def _prepare_again(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run_log import texts
+from server.model_formats.model_format import Prompt, PromptConversation
 from server.protocol.responses.events import event_type
 from server.recording.recorder_messages import SERVER_ERROR, ReleaseRuns
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED
@@ -17,6 +18,7 @@ from tests.support.builders import (
     BREAK_PARSER,
     HALF,
     TENANT,
+    SpelledFormat,
     accept,
     examples,
     say,
@@ -59,6 +61,27 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
             assert [item["content"][0]["text"] for item in told["output"]] == ["why", "because\ufffd"]
             assert told["usage"]["input_tokens"] == 3
             assert told["usage"]["output_tokens"] == len(SPELLED)
+
+
+def test_no_transaction_is_open_while_a_prompt_is_written_again(database_url: str) -> None:
+    """Postgres ends one that is idle for five seconds, and responses of many turns take longer."""
+    idle = (
+        "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%%'"
+    )
+    seen: list[object] = []
+
+    class Watching(SpelledFormat):
+        def write(self, conversation: PromptConversation) -> Prompt:
+            seen.extend(at.bench.database.autocommit(lambda reader: reader.exec_driver_sql(idle).scalars()))
+            return super().write(conversation)
+
+    with taking(database_url, Watching()) as at:
+        run = at.leave([], background=True)
+        seen.clear()
+        at.claimer.claim_all()
+        assert [request.request_id for request in at.engine.requests] == [run.facts.id.hex]
+        assert seen
+        assert set(seen) == {0}
 
 
 @pytest.mark.parametrize("background", [True, False])
