@@ -204,7 +204,11 @@ def test_a_server_that_runs_the_tools_makes_every_call_once(made_dir: Path, tall
     with running_fakes(1) as (shop,):
         given: list[int] = []
         tool = {"type": "mcp", "server_label": "path", "require_approval": "never"}
-        settings: dict[str, Any] = {**SETTINGS, "scripted_answers": hosted_answers(), "max_hosted_calls": STEPS}
+        settings: dict[str, Any] = {
+            **SETTINGS,
+            "scripted_answers": hosted_answers(),
+            "max_hosted_calls": STEPS,
+        }
         with PoweredServer(made_dir, **settings, tool_server=f"path={shop.url}") as powered:
             deaths = Deaths(powered, seed=STEPS)
 
