@@ -61,11 +61,14 @@ class McpServers:
         allowed: AllowedAddresses = AllowedAddresses(),  # noqa: B008 - frozen
         *,
         list_seconds: float = LIST_SECONDS,
+        refuses_unserved: bool = False,
     ) -> None:
         """`seconds` is the time limit of a call, connecting included, and of its wait for a slot;
-        `list_seconds` that of a list of tools. `allowed` applies to URLs in requests.
+        `list_seconds` that of a list of tools. `allowed` applies to URLs in requests. `refuses_unserved` is
+        whether tools of types that nobody serves are refused, not ignored.
         """
         self.registered = registered
+        self.refuses_unserved = refuses_unserved
         self._seconds = seconds
         self._list_seconds = min(seconds, list_seconds)
         self._allowed = allowed

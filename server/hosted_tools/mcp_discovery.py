@@ -32,11 +32,10 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,
     INTERNAL_FIELDS,
-    TOOL_TYPES,
     McpTool,
     Tool,
     callable_names,
-    log_ignored_tools,
+    ignored_types,
     read_tools,
 )
 
@@ -88,7 +87,12 @@ def discover_tools(
         mcp_element = request_servers.as_mcp_tool(element)
         if mcp_element is None:
             elements.append(element)
-            log_ignored_tools([element])
+            if ignored_types([element]) and servers.refuses_unserved:
+                raise InvalidRequest(
+                    f"Tools of type {element['type'][:64]!r} are not served here: leave it out.",
+                    param=f"tools[{index}].type",
+                    code="unsupported_value",
+                )
             continue
         (tool,) = read_tools([mcp_element], "tools")
         assert isinstance(tool, McpTool)
@@ -122,14 +126,6 @@ def discover_tools(
         parsed = read_tools(elements)
     check_approved_calls(hosted_tools_of(request, parsed, items))
     return request, parsed, credentials
-
-
-def ignored_types(servers: McpServers, caller: Caller, tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The types of declared tools that the model is not offered, without repetition."""
-    labels = servers.registered.labels_for(caller.tenant, caller.key_id)
-    unsupported = [dict(tool) for tool in tools if tool.get("type") not in TOOL_TYPES]
-    ignored = (str(tool.get("type")) for tool in unsupported if _builtin_server(labels, tool) is None)
-    return list(dict.fromkeys(ignored))
 
 
 class _RequestServers:

@@ -166,8 +166,7 @@ def _keyed_route(
             return _answer(call, handler(call))
         finally:
             if caller.has_limits:
-                headers = getattr(request.state, "answer_headers", {})
-                request.state.answer_headers = headers | services.admission.rates.headers(caller)
+                request.state.answer_headers = services.admission.rates.headers(caller)
 
     def authorize(caller: Caller) -> None:
         if scope not in caller.scopes:

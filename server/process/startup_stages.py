@@ -141,7 +141,13 @@ def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
         allowed = read_allowed(config.mcp_hosts)
     except ValueError as error:
         raise ConfigError(f"mcp-hosts: {error}.") from None
-    return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
+    return McpServers(
+        registered,
+        config.mcp_seconds,
+        allowed,
+        list_seconds=config.mcp_list_seconds,
+        refuses_unserved=config.unserved_tools == "refuse",
+    )
 
 
 def _register(stored: Stored, models: Sequence[str]) -> UUID:

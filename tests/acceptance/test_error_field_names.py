@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.acceptance.error_object import check_error
-from tests.fix_server import Connect
+from tests.fix_server import SCRIPTED, Connect, StartServer
 from tests.support.server_process import MODEL, ServerProcess
 
 HELLO: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -367,17 +367,27 @@ def test_functions_whose_arguments_may_be_an_object_are_served(client: OpenAI) -
         assert json.loads(answer.content)["status"] in ("completed", "incomplete")
 
 
-def test_tools_that_the_model_is_not_offered_are_named_in_a_header(client: OpenAI) -> None:
+def test_tools_that_the_model_is_not_offered_are_named_in_the_response(client: OpenAI) -> None:
     tools: Any = [{"type": "web_search"}, {"type": "file_search", "vector_store_ids": ["vs_1"]}, FUNCTION]
-    raw = client.responses.with_raw_response.create(model=MODEL, input="Hi", tools=tools)
-    assert raw.headers["holdfast-ignored-tools"] == "web_search, file_search"
-    assert [tool.type for tool in raw.parse().tools] == ["function"]
-    with client.responses.with_streaming_response.create(
-        model=MODEL, input="Hi", tools=tools, stream=True
-    ) as streamed:
-        assert streamed.headers["holdfast-ignored-tools"] == "web_search, file_search"
-    plain = client.responses.with_raw_response.create(model=MODEL, input="Hi", tools=tools[2:])
-    assert "holdfast-ignored-tools" not in plain.headers
+    made: Any = client.responses.create(model=MODEL, input="Hi", tools=tools)
+    assert made.ignored_tools == ["file_search", "web_search"]
+    assert [tool.type for tool in made.tools] == ["function"]
+    again: Any = client.responses.retrieve(made.id)
+    assert again.ignored_tools == made.ignored_tools
+    first: Any = next(iter(client.responses.create(model=MODEL, input="Hi", tools=tools, stream=True)))
+    assert first.response.ignored_tools == made.ignored_tools
+    plain = client.responses.create(model=MODEL, input="Hi", tools=tools[2:])
+    assert "ignored_tools" not in plain.to_dict()
+
+
+def test_tools_that_nobody_serves_are_refused_where_the_operator_says_so(
+    start_server: StartServer, connect: Connect
+) -> None:
+    client = connect(start_server(**SCRIPTED, unserved_tools="refuse"))
+    with pytest.raises(BadRequestError) as refused:
+        client.responses.create(model=MODEL, input="Hi", tools=[{"type": "web_search"}])
+    assert refused.value.param == "tools[0].type"
+    assert refused.value.code == "unsupported_value"
 
 
 def test_the_defaults_and_limits_of_openai_are_those_here(client: OpenAI) -> None:

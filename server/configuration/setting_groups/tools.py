@@ -1,6 +1,7 @@
 """Settings of tools that the server runs, of pictures, and of webhooks."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.request import MAX_IMAGE_PIXELS
 from server.configuration.setting_groups.declare import setting
@@ -24,6 +25,11 @@ class ToolSettings:
         None,
         "tokens for tool-servers that require one, as holdfast-runner and holdfast-browser do: label=token, "
         "comma-separated",
+    )
+    unserved_tools: Literal["ignore", "refuse"] = setting(
+        "ignore",
+        "what is done with tools of types that are not served here: ignore (the response names them in "
+        "ignored_tools) or refuse",
     )
     mcp_hosts: str | None = setting(
         None,

@@ -8,7 +8,7 @@ from server.configuration.origins import AllowedOrigins
 
 _OF_RATES = ("limit", "remaining", "reset")
 _RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in _OF_RATES]
-_EXPOSED = ", ".join(["x-request-id", "retry-after", "x-should-retry", "holdfast-ignored-tools", *_RATES])
+_EXPOSED = ", ".join(["x-request-id", "retry-after", "x-should-retry", *_RATES])
 """Response headers that pages may read beside CORS' safelisted ones."""
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _MAX_AGE_S = 600

@@ -25,7 +25,6 @@ from server.delivery.stored_responses import (
     list_responses,
 )
 from server.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
-from server.hosted_tools.mcp_discovery import ignored_types
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.json_responses import json_response
@@ -54,10 +53,6 @@ IMAGE_URLS = "message.input_image.image_url"
 """The value of `include` with which input items have the URLs of their pictures."""
 EVENT_NAMES = "Holdfast-Event-Names"
 """The request header that chooses the names of stream events."""
-IGNORED_TOOLS = "holdfast-ignored-tools"
-"""The response header with the types of declared tools that the model was not offered."""
-MAX_IGNORED_TOOLS = 1024
-"""Characters of that header."""
 RUN_ERRORS = (NotFound, Conflict, TooManyRequests)
 """Errors of every route that begins a response."""
 IDEMPOTENCY_KEY = Parameter(
@@ -92,9 +87,6 @@ def create(call: ApiCall) -> Answer | objects.Response:
     _event_names(services, call.request)  # which refuses before there is a response
     with naming_sent_fields(params):
         (admitted,) = services.admission.admit(caller, [params], idempotency_key(call))
-    if params.tools and (ignored := ignored_types(services.tool_loop.servers, caller, params.tools)):
-        named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
-        call.request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
     if params.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return event_stream(services, call.request, admitted.channel, reader, 0, admitted.begun)

@@ -192,6 +192,8 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     truncation: str
     user: str | None
+    ignored_tools: list[str] | UnsetType = UNSET
+    """Types of the request's tools that are not served here, and that the model does not have."""
 
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
@@ -257,6 +259,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     usage: Usage | None
     user: str | None
+    ignored_tools: list[str] | UnsetType = UNSET
+    """Types of the request's tools that are not served here, and that the model does not have."""
     cancel_reason: CancelReason | UnsetType = UNSET
     """Why it was cancelled; only a cancelled response has it."""
     input_messages: list[ModelMessage] | UnsetType = UNSET

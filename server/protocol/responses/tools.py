@@ -2,7 +2,6 @@
 custom tools, namespaces of both, and MCP servers; others are ignored unless `tool_choice` names one.
 """
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,8 +12,6 @@ from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter, unsupported_value
 from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
-
-log = logging.getLogger("holdfast.wire")
 
 URLS_KEY = "holdfast/urls"
 """The entry of a browser result's `_meta` with the URL of its page, or the URLs that its search found."""
@@ -172,10 +169,9 @@ class _AllowedTools(msgspec.Struct, frozen=True):
     tools: Annotated[list[_NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def log_ignored_tools(elements: Iterable[dict[str, Any]]) -> None:
-    for kind in (element["type"] for element in elements):
-        if kind not in TOOL_TYPES:
-            log.info("a tool of type %s is left out", kind[:50])
+def ignored_types(declared: Iterable[Mapping[str, Any]] | None) -> list[str]:
+    """The types of tools that are not served here, sorted, with at most 64 characters of each."""
+    return sorted({element["type"][:64] for element in declared or () if element["type"] not in TOOL_TYPES})
 
 
 def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:

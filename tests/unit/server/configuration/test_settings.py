@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "max_stored_bytes_of_tenant": ("1000", 1000),
     "tool_parser": ("hermes", "hermes"),
     "template_check": ("warn", "warn"),
+    "unserved_tools": ("refuse", "refuse"),
     "tool_server": ("city=http://city/mcp", "city=http://city/mcp"),
     "tool_access": ("city=alice|key:1", "city=alice|key:1"),
     "tool_token": ("city=secret", "city=secret"),

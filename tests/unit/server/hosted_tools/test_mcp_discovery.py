@@ -1,6 +1,5 @@
 """What is refused of a request that names servers' tools, before any server is asked."""
 
-import logging
 from typing import Any
 
 import msgspec
@@ -9,11 +8,12 @@ import pytest
 from server.caller import Caller
 from server.errors import InvalidRequest, NotReady, ToolNotAllowed
 from server.hosted_tools.mcp_client import McpServers
-from server.hosted_tools.mcp_discovery import discover_tools, ignored_types
+from server.hosted_tools.mcp_discovery import discover_tools
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.outbound_http.allowed_addresses import read_allowed
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import ignored_types
 
 CALLER = Caller("alice", "k1")
 
@@ -26,14 +26,6 @@ def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
             McpServers(RegisteredServers({"python": "http://127.0.0.1:1/mcp"}), 1), CALLER, request, []
         )
     assert refused.value.param == "tools[1].name"
-
-
-def test_the_log_says_once_which_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    tools = [{"type": "file_search"}, {"type": "function", "name": "f"}]
-    request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
-    with caplog.at_level(logging.INFO):
-        discover_tools(McpServers(RegisteredServers(), 1), CALLER, request, [])
-    assert caplog.messages == ["a tool of type file_search is left out"]
 
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -97,8 +89,7 @@ def test_a_search_without_access_to_the_web_is_left_out_and_said_to_be() -> None
     tools: list[dict[str, Any]] = [{"type": "web_search", "external_web_access": False}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
     assert discover_tools(servers, CALLER, request, []) == (request, [], {})
-    assert ignored_types(servers, CALLER, tools) == ["web_search"]
-    assert ignored_types(servers, CALLER, [{"type": "web_search"}, {"type": "function"}]) == []
+    assert ignored_types(tools) == ["web_search"]
 
 
 @pytest.mark.parametrize(
