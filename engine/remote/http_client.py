@@ -15,9 +15,15 @@ from time import monotonic
 
 import aiohttp
 
-from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineProtocol, GenerateCall, HttpRequest
+from engine.remote.engine_protocol import (
+    AnswerChunk,
+    CallFault,
+    EngineProtocol,
+    GenerateCall,
+    HttpRequest,
+    status_fault,
+)
 from engine.remote.router import EngineServer
-from engine.remote.server_answers import status_fault
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0

@@ -24,20 +24,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from engine.remote.engine_protocol import (
+    PROBED_TOKENS,
+    UNREADABLE,
     AnswerChunk,
     CallFault,
     EngineDescription,
     EngineFeatures,
     EngineMismatch,
+    EngineProtocol,
     ExpectedModel,
     Fetch,
     GenerateCall,
     HttpRequest,
-    ImageProtocol,
-)
-from engine.remote.server_answers import (
-    PROBED_TOKENS,
-    UNREADABLE,
     ServerError,
     comparable_tokens,
     decode_probe,
@@ -132,9 +130,7 @@ _TEXT = msgspec.json.Decoder(_Text)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {"eos": "stop", "limit": "length", "word": "stop"}
 
 
-class LlamaProtocol:
-    """Implements `EngineProtocol`."""
-
+class LlamaProtocol(EngineProtocol):
     name = "llama-server"
     features = EngineFeatures(
         grammars=False,
@@ -143,7 +139,6 @@ class LlamaProtocol:
         max_logprob_token_ids=0,
         max_logprobs=MAX_LOGPROBS,
     )
-    images: ImageProtocol | None = None
     load_metrics = (b"llamacpp:requests_processing ", b"llamacpp:requests_deferred ")
     """In the metrics of a server with `--metrics` only."""
 
@@ -194,9 +189,6 @@ class LlamaProtocol:
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         return _chunk(_decode_event(body), call)
-
-    def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
-        return None
 
 
 # Requests

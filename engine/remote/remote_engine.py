@@ -60,7 +60,7 @@ class RemoteEngine(EngineFront):
         self._features = protocol.features
         self._on_dead = on_dead
         model_info = folder.model_info
-        if protocol.images is None:
+        if not protocol.features.images:
             model_info = replace(model_info, image_token_id=None, image_placeholder=None)
         grammars = None
         if folder.vocabulary is not None:

@@ -13,25 +13,24 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from engine.grammar.lark_source import HEADER
 from engine.remote.engine_protocol import (
+    UNREADABLE,
     AnswerChunk,
     CallFault,
     EngineDescription,
     EngineFeatures,
     EngineMismatch,
+    EngineProtocol,
     ExpectedModel,
     Fetch,
     GenerateCall,
     HttpRequest,
     ImageFile,
-)
-from engine.remote.server_answers import (
-    UNREADABLE,
     ServerError,
     comparable_tokens,
     decode_probe,
@@ -85,7 +84,7 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     token_ids: tuple[int, ...] | None = None
-    finish_reason: str | None = None
+    finish_reason: Literal["stop", "length", "abort"] | None = None
     logprobs: _Logprobs | None = None
 
 
@@ -150,16 +149,9 @@ _RENDERED = msgspec.json.Decoder(_Rendered)
 _VERSION = msgspec.json.Decoder(_Version)
 _MODELS = msgspec.json.Decoder(_Models)
 _DETOKENIZED = msgspec.json.Decoder(_Detokenized)
-_FINISH: dict[str, Literal["stop", "length", "abort"]] = {
-    "stop": "stop",
-    "length": "length",
-    "abort": "abort",
-}
 
 
-class VllmProtocol:
-    """Implements `EngineProtocol`."""
-
+class VllmProtocol(EngineProtocol):
     name = "vLLM"
     features = EngineFeatures(
         grammars=True,
@@ -169,6 +161,7 @@ class VllmProtocol:
         max_logprobs=SERVER_LOGPROBS,
         max_biases=MAX_IDS,
         max_masked_ends=MAX_MASKED_ENDS,
+        images=True,
     )
     load_metrics = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
@@ -231,14 +224,11 @@ class VllmProtocol:
             details = event.usage.prompt_tokens_details if event.usage else None
             return AnswerChunk(cached_tokens=details.cached_tokens) if details else None
         choice = event.choices[0]
-        finish = choice.finish_reason
-        if finish is not None and finish not in _FINISH:
-            raise CallFault("failed", f"the call ended with {one_line(finish, 40)}")
         content = choice.logprobs.content if choice.logprobs else None
         return AnswerChunk(
             token_ids=choice.token_ids or (),
             logprobs=None if content is None else tuple(_logprobs(token, call) for token in content),
-            finish_reason=None if finish is None else _FINISH[finish],
+            finish_reason=choice.finish_reason,
         )
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
@@ -255,10 +245,6 @@ class VllmProtocol:
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}
         return HttpRequest("POST", "/inference/v1/abort_requests", json.dumps(body).encode())
-
-    @property
-    def images(self) -> Self:
-        return self
 
     def image_request(self, image: ImageFile, model: str) -> HttpRequest:
         """A chat whose only message is the picture."""
