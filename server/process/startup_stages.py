@@ -1,4 +1,4 @@
-"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving, Operated.
+"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving.
 
 Each stage is made of the one before it, so that nothing can be made before what it needs. Nothing is started
 here.
@@ -261,10 +261,10 @@ class Recording:
 
 
 class Serving:
-    """Admission, and the watch over other replicas, which hears of each heartbeat."""
+    """Admission, what is done regularly, and what handlers may use. Hears of each heartbeat."""
 
     def __init__(self, recording: Recording) -> None:
-        loaded = recording.loaded
+        loaded, connections = recording.loaded, OpenConnections()
         stored, model, replica = loaded.stored, loaded.model, loaded.replica
         config, database = stored.config, stored.database
         self.recording = recording
@@ -292,6 +292,50 @@ class Serving:
             self.admission.key_claims.free, recording.budgets.release_refused, recording.rates.write_unused
         )
         self.follower = Follower(database, recording.hub, recording.recorder.produces, recording.on_fenced)
+        self.retention = Retention(database, stored.opened.disk, config, replica)
+        cancel = partial(recording.tool_loop.cancel, reason="key_ended")
+        self.ended_keys = EndedKeyWatch(database, recording.recorder, connections, cancel)
+        self.refusals = RefusalWriter(database, loaded.events.refused)
+        self.workers = (
+            recording.notifier,
+            self.follower,
+            self.heartbeat,
+            self.retention,
+            recording.claimer,
+            recording.webhooks,
+            self.settlement,
+            self.ended_keys,
+            self.refusals,
+        )
+        self.services = self._make_services(connections)
+
+    def _make_services(self, connections: OpenConnections) -> Services:
+        recording, loaded, stored = self.recording, self.recording.loaded, self.recording.loaded.stored
+        return Services(
+            config=stored.config,
+            database=stored.database,
+            authenticator=Authenticator.from_config(stored.config, stored.database),
+            model=loaded.model,
+            replica=loaded.replica,
+            recorder=recording.recorder,
+            hub=recording.hub,
+            disk=stored.opened.disk,
+            notifier=recording.notifier,
+            admission=self.admission,
+            claimer=recording.claimer,
+            heartbeat=self.heartbeat,
+            tool_loop=recording.tool_loop,
+            render_metrics=loaded.metrics.render,
+            events=loaded.events,
+            threads=tuple(worker.thread for worker in self.workers),
+            stall_watch=StallWatch(),
+            traces=loaded.traces,
+            allowed_receivers=recording.webhook_client.allowed,
+            send_sample=recording.webhook_client.send_sample,
+            connections=connections,
+            limits=[],
+            started_at=int(time.time()),
+        )
 
     def on_beat(self, beat: Beat) -> None:
         """Called by the heartbeat's thread when the lease is renewed. May raise DatabaseError."""
@@ -315,58 +359,3 @@ class Serving:
     def on_fenced(self) -> None:
         """Called by the heartbeat's thread when other replicas have declared this one dead."""
         self.recording.on_fenced()
-
-
-class Operated:
-    """The whole process: with what is done regularly for operators, and what handlers may use."""
-
-    def __init__(self, serving: Serving) -> None:
-        recording = serving.recording
-        stored, replica = recording.loaded.stored, recording.loaded.replica
-        database, connections = stored.database, OpenConnections()
-        self.serving = serving
-        self.retention = Retention(database, stored.opened.disk, stored.config, replica)
-        cancel = partial(recording.tool_loop.cancel, reason="key_ended")
-        self.ended_keys = EndedKeyWatch(database, recording.recorder, connections, cancel)
-        self.refusals = RefusalWriter(database, recording.loaded.events.refused)
-        self.workers = (
-            recording.notifier,
-            serving.follower,
-            serving.heartbeat,
-            self.retention,
-            recording.claimer,
-            recording.webhooks,
-            serving.settlement,
-            self.ended_keys,
-            self.refusals,
-        )
-        self.services = self._make_services(connections)
-
-    def _make_services(self, connections: OpenConnections) -> Services:
-        serving, recording = self.serving, self.serving.recording
-        loaded, stored = recording.loaded, recording.loaded.stored
-        return Services(
-            config=stored.config,
-            database=stored.database,
-            authenticator=Authenticator.from_config(stored.config, stored.database),
-            model=loaded.model,
-            replica=loaded.replica,
-            recorder=recording.recorder,
-            hub=recording.hub,
-            disk=stored.opened.disk,
-            notifier=recording.notifier,
-            admission=serving.admission,
-            claimer=recording.claimer,
-            heartbeat=serving.heartbeat,
-            tool_loop=recording.tool_loop,
-            render_metrics=loaded.metrics.render,
-            events=loaded.events,
-            threads=tuple(worker.thread for worker in self.workers),
-            stall_watch=StallWatch(),
-            traces=loaded.traces,
-            allowed_receivers=recording.webhook_client.allowed,
-            send_sample=recording.webhook_client.send_sample,
-            connections=connections,
-            limits=[],
-            started_at=int(time.time()),
-        )
