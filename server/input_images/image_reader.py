@@ -95,11 +95,8 @@ class ImageReader:
             raise ImageError(
                 "Uploaded files are not supported: send the image as image_url.", "image_file_not_found"
             )
-        if not is_data_url(image.image_url):
-            return self._fetched(image, image.image_url)
-        return image
-
-    def _fetched(self, image: InputImage, url: str) -> InputImage:
+        if is_data_url(url := image.image_url):
+            return image
         if not url.lower().startswith(("https://", "http://")):
             raise ImageError("An image_url is a data URL or an https URL.", "invalid_image_url")
         if self._allowed is None:
