@@ -134,6 +134,6 @@ class ServerMetrics:
         says = "The longest of them."
         yield gauge("holdfast_interpreter_longest_stall_seconds", says, stalls.longest_seconds)
         threads = (*self._services.threads, self._sampler.thread)
-        failures = {(thread.name,): float(thread.activity.failures) for thread in threads}
+        failures = {(thread.name,): float(thread.failures) for thread in threads}
         says = "Turns of a thread that ended with an unexpected exception."
         yield counters("holdfast_thread_failures", says, ("thread",), failures.items())
