@@ -70,8 +70,7 @@ class GrammarMatchers:
 
     def allows(self, sequence: TokenSequence, token_id: int) -> bool:
         """Whether the sequence's grammar allows this token next; faster than a mask. False if it failed."""
-        assert self._compiler is not None
-        matcher = self._advanced_matcher(self._compiler, sequence).ll_matcher
+        matcher = self._advanced_matcher(sequence).ll_matcher
         if token_id in sequence.request.stop_ids:
             return bool(matcher.is_accepting())
         return bool(matcher.validate_tokens([token_id]) == 1)
@@ -85,7 +84,7 @@ class GrammarMatchers:
         """
         for last in (False, True):
             started = time.perf_counter()
-            matcher = self._advanced_matcher(compiler, sequence)
+            matcher = self._advanced_matcher(sequence)
             mask: bytes = matcher.ll_matcher.compute_bitmask()
             matcher.compiled.record_mask_time(time.perf_counter() - started)
             if matcher.compiled.is_large:
@@ -99,12 +98,11 @@ class GrammarMatchers:
             sequence.compiled = successor
         raise _NoToken(f"The grammar failed: {one_line(matcher.ll_matcher.get_error())}")
 
-    def _advanced_matcher(self, compiler: GrammarCompiler, sequence: TokenSequence) -> GrammarMatcher:
-        matcher, request = self._matchers.get(sequence), sequence.request
+    def _advanced_matcher(self, sequence: TokenSequence) -> GrammarMatcher:
+        matcher = self._matchers.get(sequence)
         if matcher is None:
-            assert request.grammar is not None
-            compiled = sequence.compiled or compiler.get_cached(request.grammar, request.fairness_key)
-            matcher = self._matchers[sequence] = GrammarMatcher(compiled, request)
+            assert sequence.compiled is not None, "a grammar is compiled before its request is accepted"
+            matcher = self._matchers[sequence] = GrammarMatcher(sequence.compiled, sequence.request)
         matcher.advance(sequence.tokens)
         return matcher
 
