@@ -240,10 +240,7 @@ class Fleet:
         server.abandoned.clear()
         request = self._protocol.abort_request(call_ids) if call_ids else None
         if request is not None:
-            try:
-                await self._client.fetch(server.url, request)
-            except CallFault:
-                _abandon(server, call_ids)
+            await self._end_calls(server, call_ids, request)
 
 
 def _abandon(server: EngineServer, call_ids: Sequence[str]) -> None:

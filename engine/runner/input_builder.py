@@ -5,7 +5,7 @@ Engine thread. All integers of a step go to the device as one tensor in one asyn
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import torch
@@ -102,7 +102,7 @@ class PackedRow:
         self._chunks = chunks
         token_ids: list[int] = []
         positions: list[int] = []
-        begin_of = self._begin_of = dict[TokenSequence, int]()
+        begin_of = self.begin_of = dict[TokenSequence, int]()
         for chunk in chunks:
             sequence, start, count = chunk.sequence, chunk.start, chunk.count
             begin_of[sequence] = len(positions)
@@ -135,19 +135,8 @@ class PackedRow:
             self[self._ends],
             attention,
             adapter_step(self._chunks, self._adapter_indexes, self[self._adapters]),
-            self._begin_of,
+            self.begin_of,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Tokens `begin` .. `end` of the packed row: one each of several requests, or one prefill chunk."""
-
-    chunks: Sequence[ScheduledChunk]
-    buffer: ContiguousBuffer | None
-    begin: int
-    end: int
-    staged: tuple[slice, ...]
 
 
 class InputBuilder:
@@ -167,85 +156,72 @@ class InputBuilder:
         self._block_offsets = torch.arange(kv_cache.block_size, device=kv_cache.device)
 
     def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
-        contiguous: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
+        """The row: one-token chunks by contiguous buffer, then gathered ones, then prefill chunks."""
+        groups: list[tuple[ContiguousBuffer | None, list[ScheduledChunk]]] = []
         rest = [chunk for chunk in plan if chunk.count == 1]
         if self._contiguous_cache is not None:
             contiguous, rest = self._contiguous_cache.arrange(rest)
-        single = [*chain.from_iterable(chunks for _, chunks in contiguous), *rest]
-        row = PackedRow(
-            plan, [*single, *(chunk for chunk in plan if chunk.count > 1)], logit_rows, self._adapters
-        )
-        segments = self._segments(plan, contiguous, rest, row)
-        size = self._kv_cache.block_size
-        slots = row.stage([c.sequence.blocks[c.start // size] * size + c.start % size for c in single])
-        row.send(self._kv_cache.device)
-        return row.inputs(self._attention(row, segments, slots))
-
-    def _segments(
-        self,
-        plan: SchedulerOutput,
-        contiguous: list[tuple[ContiguousBuffer, list[ScheduledChunk]]],
-        rest: list[ScheduledChunk],
-        row: PackedRow,
-    ) -> list[_Segment]:
-        """The packed row's layout: one-token chunks by contiguous buffer, gathered ones, prefill chunks."""
-        segments: list[_Segment] = []
-        begin = 0
-        for buffer, chunks in contiguous:
-            capacity = buffer.capacity
-            lengths = row.stage([chunk.start + 1 for chunk in chunks])
-            slots = row.stage([index * capacity + chunk.start for index, chunk in enumerate(chunks)])
-            segments.append(_Segment(chunks, buffer, begin, begin + len(chunks), (lengths, slots)))
-            begin += len(chunks)
+            groups += contiguous
         if rest:
-            lengths = row.stage([chunk.start + 1 for chunk in rest])
-            used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in rest]
-            width = max(map(len, used)) + 1  # each table ends with a blank block, for sinks
-            padded = ((*blocks, *[BLANK_BLOCK] * (width - len(blocks))) for blocks in used)
-            tables = row.stage(chain.from_iterable(padded))
-            segments.append(_Segment(rest, None, begin, begin + len(rest), (lengths, tables)))
-            begin += len(rest)
-        for chunk in plan:
-            if chunk.count > 1:
-                blocks = row.stage(chunk.sequence.blocks[: self._num_blocks(chunk)])
-                segments.append(_Segment((chunk,), None, begin, begin + chunk.count, (blocks,)))
-                begin += chunk.count
-        return segments
-
-    def _attention(self, row: PackedRow, segments: list[_Segment], slots: slice) -> SdpaForward:
-        decodes: list[DecodeRows] = []
-        prompts: list[PromptChunk] = []
-        slot_parts = [row[slots]] if slots.start < slots.stop else []
-        for segment in segments:
-            chunk = segment.chunks[0]
-            if chunk.count > 1:
-                prompt = self._prompt_chunk(segment, chunk, row[segment.staged[0]])
-                prompts.append(prompt)
-                slot_parts.append(prompt.slots[chunk.start : -1])
-                continue
-            lengths, others = (row[part] for part in segment.staged)
-            seq_lens = [c.start + 1 for c in segment.chunks]
-            ends = (segment.begin, segment.end, lengths, min(seq_lens), max(seq_lens))
-            if segment.buffer is not None:
-                decodes.append(ContiguousRows(*ends, segment.buffer, others))
-            else:
-                decodes.append(GatheredRows(*ends, self._kv_cache, others.view(len(segment.chunks), -1)))
-        return SdpaForward(
-            self._kv_cache, slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts), decodes, prompts
+            groups.append((None, rest))
+        single = [chunk for _, group in groups for chunk in group]
+        prefills = [chunk for chunk in plan if chunk.count > 1]
+        row, size = (
+            PackedRow(plan, [*single, *prefills], logit_rows, self._adapters),
+            self._kv_cache.block_size,
         )
+        slots = row.stage([c.sequence.blocks[c.start // size] * size + c.start % size for c in single])
+        staged = [self._stage(row, buffer, chunks) for buffer, chunks in groups]
+        blocks = [row.stage(chunk.sequence.blocks[: self._num_blocks(chunk)]) for chunk in prefills]
+        row.send(self._kv_cache.device)
+        decodes = [
+            self._decode_rows(row, buffer, chunks, *parts)
+            for (buffer, chunks), parts in zip(groups, staged, strict=True)
+        ]
+        prompts = [self._prompt_chunk(row, *pair) for pair in zip(prefills, blocks, strict=True)]
+        slot_parts = [row[slots]] if single else []
+        slot_parts += [prompt.slots[prompt.past : -1] for prompt in prompts]
+        all_slots = slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts)
+        return row.inputs(SdpaForward(self._kv_cache, all_slots, decodes, prompts))
 
-    def _prompt_chunk(self, segment: _Segment, chunk: ScheduledChunk, blocks: Tensor) -> PromptChunk:
+    def _stage(
+        self, row: PackedRow, buffer: ContiguousBuffer | None, chunks: Sequence[ScheduledChunk]
+    ) -> tuple[slice, slice]:
+        """The lengths of requests with one token each, and its slots in the buffer, or else block tables."""
+        lengths = row.stage([chunk.start + 1 for chunk in chunks])
+        if buffer is not None:
+            capacity = buffer.capacity
+            return lengths, row.stage([n * capacity + chunk.start for n, chunk in enumerate(chunks)])
+        used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in chunks]
+        width = max(map(len, used)) + 1  # each table ends with a blank block, for sinks
+        padded = ((*blocks, *[BLANK_BLOCK] * (width - len(blocks))) for blocks in used)
+        return lengths, row.stage(chain.from_iterable(padded))
+
+    def _decode_rows(
+        self,
+        row: PackedRow,
+        buffer: ContiguousBuffer | None,
+        chunks: Sequence[ScheduledChunk],
+        lengths: slice,
+        slots_or_tables: slice,
+    ) -> DecodeRows:
+        begin, starts = row.begin_of[chunks[0].sequence], [chunk.start for chunk in chunks]
+        ends = (begin, begin + len(chunks), row[lengths], min(starts) + 1, max(starts) + 1)
+        if buffer is not None:
+            return ContiguousRows(*ends, buffer, row[slots_or_tables])
+        return GatheredRows(*ends, self._kv_cache, row[slots_or_tables].view(len(chunks), -1))
+
+    def _prompt_chunk(self, row: PackedRow, chunk: ScheduledChunk, blocks: slice) -> PromptChunk:
         """Expands blocks to slots on the device, because slots are `block_size` times as many."""
-        size = self._kv_cache.block_size
-        slots = (blocks[:, None] * size + self._block_offsets).view(-1)
+        begin, past, size = row.begin_of[chunk.sequence], chunk.start, self._kv_cache.block_size
+        slots = (row[blocks][:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
-        slots = torch.cat((slots[: chunk.start + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
+        slots = torch.cat((slots[: past + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
+        prompt = PromptChunk(begin, begin + chunk.count, past, slots)
         if self._two_way is None or not chunk.sequence.request.images:
-            return PromptChunk(segment.begin, segment.end, chunk.start, slots)
-        spans = self._two_way.spans(chunk.sequence, chunk.start, chunk.start + chunk.count)
-        return PromptChunk(
-            segment.begin, segment.end, chunk.start, slots, spans, self._two_way.windowed_layers_only
-        )
+            return prompt
+        spans = self._two_way.spans(chunk.sequence, past, past + chunk.count)
+        return replace(prompt, two_way=spans, two_way_windowed_only=self._two_way.windowed_layers_only)
 
     def _num_blocks(self, chunk: ScheduledChunk) -> int:
         return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
