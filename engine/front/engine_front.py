@@ -53,7 +53,8 @@ class EngineFront(ABC):
         refuse_bad_request(request, self.model_info)
         self._refuse_unsupported(request)
         refuse_bad_images(request, self.model_info, self.image_text)
-        return CheckedRequest(clamped(request), check_grammar(request, self._grammars))
+        grammar = None if request.grammar is None else check_grammar(request, self._grammars)
+        return CheckedRequest(clamped(request), grammar)
 
     def _refuse_unsupported(self, request: EngineRequest) -> None:
         """Raises `RequestRefused` for a valid request that this engine can never run."""

@@ -79,14 +79,12 @@ class CompiledGrammar:
         return self._growth_bytes > RECOMPILE_BYTES
 
 
-def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
+def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar:
+    """The compiled grammar of a request that has one, or its fallback's. Raises `RequestRefused`.
 
     Any thread. Waits for the compile unless the grammar is cached for this fairness key.
     """
     grammar = request.grammar
-    if grammar is None:
-        return None
     if compiler is None:
         raise RequestRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
     if not isinstance(grammar, StructuredOutput) or not isinstance(grammar.text, str):
