@@ -87,15 +87,6 @@ class ProcessEnd:
         self.restart()
 
 
-class RecorderInbox:
-    """Delivers to the recorder, which is made after the engine and the tools that send to it."""
-
-    recorder: Recorder
-
-    def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
-        self.recorder.deliver(messages)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """The settings and the open database, which the caller closes."""
@@ -111,14 +102,16 @@ class Stored:
 class Loaded:
     """The model with its engine, and this replica's lease, which begins after the model is loaded."""
 
+    recorder: Recorder
+    """Made in the next stage, after the engine and the tools that deliver to it."""
+
     def __init__(self, stored: Stored) -> None:
         config = stored.config
         self.stored = stored
         self.traces = ResponseTraces()
-        self.inbox = RecorderInbox()
-        deliver, died = self.inbox.deliver, stored.end.engine_died
+        trace_parent_of = self.traces.trace_parent_of
         with interrupts.close_on_interrupt(stored.opened.close):
-            model = load_model(config, deliver, stored.say, died, self.traces.trace_parent_of)
+            model = load_model(config, self.deliver, stored.say, stored.end.engine_died, trace_parent_of)
         log_engine("starts", model.engine)
         self.model = replace(model, seal=load_seal_keys(config, stored.database))
         self.replica = _register(stored, model.names)
@@ -126,6 +119,9 @@ class Loaded:
         self.mcp = make_mcp_servers(config, self.model.seal)
         self.metrics = Metrics()
         self.events = Events(self.metrics.registry, model.name, sorted(self.mcp.registered.labels))
+
+    def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
+        self.recorder.deliver(messages)
 
 
 def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
@@ -174,7 +170,7 @@ class Recording:
         self.hub = Hub(stored.loop)
         self.budgets = Budgets(database, replica)
         self.rates = RateLimits(database)
-        deliver, observe, traces = loaded.inbox.deliver, loaded.events.tool_call, loaded.traces
+        deliver, observe, traces = loaded.deliver, loaded.events.tool_call, loaded.traces
         earlier_result = partial(approved_calls.earlier_result, stored.database)
         self.tool_loop = ToolLoop(
             engine, loaded.mcp, deliver, observe, traces, self._reserve_turn, earlier_result
@@ -183,7 +179,7 @@ class Recording:
         allowed, seconds = allowed_receivers(config), config.webhook_seconds
         self.webhook_client = WebhookClient(loaded.model.seal, allowed, seconds)
         self.webhooks = WebhookSender(database, replica, self.webhook_client, config.webhook_retry_seconds)
-        self.recorder = loaded.inbox.recorder = Recorder(
+        self.recorder = loaded.recorder = Recorder(
             database,
             replica,
             self.hub,
