@@ -29,7 +29,7 @@ class EngineFault(BaseException):
 
 
 class StepAbandoned(BaseException):
-    """Raised on the engine thread when a step returns after `core.supervisor.Watchdog` declared a hang."""
+    """Raised on the engine thread when a step returns after `core.watchdog.Watchdog` declared a hang."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,43 +7,17 @@ import os
 import threading
 from typing import NoReturn
 
-CRASHPOINTS = frozenset(
-    {
-        "accept.written",
-        "accept.committed",
-        "accept.begun",
-        "accept.submitted",
-        "claim.written",
-        "claim.committed",
-        "claim.rebuilt",
-        "claim.begun",
-        "claim.submitted",
-        "recorder.written",
-        "recorder.committed",
-        "recorder.published",
-        "end.written",
-        "end.committed",
-        "cancel.marked",
-        "delete.written",
-        "delete.marked",
-        "release.written",
-        "release.committed",
-        "orphans.written",
-        "orphans.committed",
-        "purge.written",
-        "purge.committed",
-        "detach.written",
-        "detach.committed",
-        "drop.written",
-        "drop.committed",
-        "stream.frame",
-        "webhook.claim_written",
-        "webhook.claimed",
-        "webhook.sent",
-        "webhook.result_written",
-        "webhook.result_committed",
-    }
-)
+CRASHPOINTS = frozenset({
+    "accept.written", "accept.committed", "accept.begun", "accept.submitted",
+    "claim.written", "claim.committed", "claim.rebuilt", "claim.begun", "claim.submitted",
+    "recorder.written", "recorder.committed", "recorder.published",
+    "end.written", "end.committed", "cancel.marked", "delete.written", "delete.marked",
+    "release.written", "release.committed", "orphans.written", "orphans.committed",
+    "purge.written", "purge.committed", "detach.written", "detach.committed",
+    "drop.written", "drop.committed", "stream.frame",
+    "webhook.claim_written", "webhook.claimed", "webhook.sent", "webhook.result_written",
+    "webhook.result_committed",
+})  # fmt: skip
 """`written` is before a commit, `committed` after it; `stream.frame` is in the middle of a frame."""
 KILLED_EXIT = 137
 """The exit status that a shell reports after SIGKILL."""

@@ -46,54 +46,6 @@ class Retry:
         return min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 32), self.max_pause)
 
 
-class Activity:
-    """Whether a thread is idle or busy, and since when. Pure: times come from the caller, in monotonic
-    seconds.
-
-    One thread writes, any thread reads: each change is one assignment of a tuple.
-    """
-
-    def __init__(self, name: str, max_turn: float, *, must_succeed: bool = True) -> None:
-        """With `must_succeed` consecutive failures are a trouble, too."""
-        self._must_succeed = must_succeed
-        self._name = name
-        self._max_turn = max_turn
-        self._state: tuple[bool, float] = (True, 0.0)
-        """Whether the thread is idle, and since when."""
-        self.turns = 0
-        """Turns that ended normally."""
-        self.failures = 0
-        """Turns that ended with an unexpected exception."""
-        self.consecutive_failures = 0
-
-    def busy(self, now: float) -> None:
-        """A turn begins or makes progress: its maximum duration counts from here."""
-        self._state = (False, now)
-
-    def idle(self, now: float) -> None:
-        """The thread waits for something to do."""
-        self._state = (True, now)
-
-    def succeeded(self) -> None:
-        self.turns += 1
-        self.consecutive_failures = 0
-
-    def failed(self) -> int:
-        """Counts a failure; returns the consecutive failures."""
-        self.failures += 1
-        self.consecutive_failures += 1
-        return self.consecutive_failures
-
-    def trouble(self, now: float) -> str | None:
-        """Why the thread is not working; None if it is."""
-        if self._must_succeed and self.consecutive_failures >= UNHEALTHY_FAILURES:
-            return f"the {self._name} thread has failed {self.consecutive_failures} times in a row"
-        idle, since = self._state
-        if idle or now - since <= self._max_turn:
-            return None
-        return f"the {self._name} thread has been at one turn for {now - since:.0f} s"
-
-
 class SupervisedThread:
     """A daemon thread that repeats `turn` until `stop`.
 
@@ -118,7 +70,12 @@ class SupervisedThread:
         call, however it ends. `max_turn` is in seconds; idle time does not count.
         """
         self.name = name
-        self.activity = Activity(name, max_turn, must_succeed=retry.max_failures is not None)
+        self.failures = 0
+        """Turns that ended with an unexpected exception."""
+        self.consecutive_failures = 0
+        self._busy_since: float | None = None
+        """When the current turn began or made progress; None while the thread waits for something to do."""
+        self._max_turn = max_turn
         self._turn = turn
         self._on_fatal = on_fatal
         self._fatal = fatal
@@ -131,7 +88,7 @@ class SupervisedThread:
         self._started = False
 
     def start(self) -> None:
-        self.activity.busy(self._clock())
+        self._busy_since = self._clock()
         self._started = True
         self._thread.start()
 
@@ -170,16 +127,16 @@ class SupervisedThread:
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Marks the thread as idle, without a maximum duration. On the thread itself."""
-        self.activity.idle(self._clock())
+        self._busy_since = None
         try:
             yield
         finally:
-            self.activity.busy(self._clock())
+            self._busy_since = self._clock()
 
     def progress(self) -> None:
         """A long or endless turn has finished one of its parts. On the thread itself."""
-        self.activity.consecutive_failures = 0
-        self.activity.busy(self._clock())
+        self.consecutive_failures = 0
+        self._busy_since = self._clock()
 
     def trouble(self) -> str | None:
         """Why the thread is not working, for /health/ready; None if it is. Any thread."""
@@ -187,7 +144,12 @@ class SupervisedThread:
             return None
         if not self._thread.is_alive():
             return f"the {self.name} thread has died"
-        return self.activity.trouble(self._clock())
+        if self._retry.max_failures is not None and self.consecutive_failures >= UNHEALTHY_FAILURES:
+            return f"the {self.name} thread has failed {self.consecutive_failures} times in a row"
+        since = self._busy_since
+        if since is None or (seconds := self._clock() - since) <= self._max_turn:
+            return None
+        return f"the {self.name} thread has been at one turn for {seconds:.0f} s"
 
     def _run(self) -> None:
         try:
@@ -203,20 +165,21 @@ class SupervisedThread:
 
     def _take_turn(self) -> bool:
         """Runs one turn; returns whether the thread continues."""
-        self.activity.busy(self._clock())
+        self._busy_since = self._clock()
         try:
             self._turn()
         except self._fatal:
             return False
         except Exception:
-            failures = self.activity.failed()
+            self.failures += 1
+            self.consecutive_failures = failures = self.consecutive_failures + 1
             pause = self._retry.pause(failures)
             if pause is None:
                 log.critical("the %s thread failed and cannot go on (%d)", self.name, failures, exc_info=True)
                 return False
             log.exception("the %s thread failed (%d in a row), again in %.1f s", self.name, failures, pause)
         else:
-            self.activity.succeeded()
+            self.consecutive_failures = 0
             return True
         self.wait(pause)
         return True

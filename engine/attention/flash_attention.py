@@ -71,12 +71,12 @@ class FlashAttentionBackend:
     def __init__(self, name: str, function: Function, parameters: Collection[str]) -> None:
         """Raises `ValueError` if the kernel lacks a parameter that every model needs."""
         missing = sorted(REQUIRED_PARAMETERS - set(parameters))
-        self._table_parameter = next((sources for sources in TABLE_NAMES if sources in parameters), None)
+        self._table_parameter = next((other for other in TABLE_NAMES if other in parameters), None)
         if missing or self._table_parameter is None:
             raise ValueError(f"it does not take {', '.join(missing) or TABLE_NAMES[0]}")
         self.name = name
         self._function = function
-        self._sinks_parameter = next((sources for sources in SINK_NAMES if sources in parameters), None)
+        self._sinks_parameter = next((other for other in SINK_NAMES if other in parameters), None)
         self._has_softcap = "softcap" in parameters
 
     def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:

@@ -1,7 +1,7 @@
 """The check of attention at load time: random steps of the model's shapes, compared with plain arithmetic."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
@@ -62,7 +62,8 @@ def attend_with_sdpa(case: Case) -> Tensor:
     chunks = []
     for row in range(single, len(case.query_lens)):
         length = case.seq_lens[row]
-        slots = torch.cat((_slots(case, row, range(length)), case.slots.new_full((1,), BLANK_BLOCK * size)))
+        slots = _slots(case.metadata.block_tables[row], size, range(length))
+        slots = torch.cat((slots, slots.new_full((1,), BLANK_BLOCK * size)))
         chunks.append(PromptChunk(starts[row], starts[row + 1], length - case.query_lens[row], slots))
     return SdpaForward(store, case.slots, decodes, chunks).attend(case.call)
 
@@ -180,19 +181,13 @@ def make_case(
         max_query_len=max(query_lens),
         max_seq_len=block_tables.shape[1] * size,
     )
-    call = LayerCall(0, query, query, query, None, spec.window, sinks, spec.softcap)
-    case = Case(call, keys, values, metadata, seq_lens, query_lens, torch.empty(0))
-    slots = torch.cat(
-        [
-            _slots(case, row, range(length - count, length))
-            for row, (length, count) in enumerate(zip(seq_lens, query_lens, strict=True))
-        ]
-    )
-    fresh = [stored.flatten(0, 1)[slots] for stored in (keys, values)]
-    return replace(case, call=replace(call, key=fresh[0], value=fresh[1]), slots=slots)
+    rows = zip(metadata.block_tables, seq_lens, query_lens, strict=True)
+    slots = torch.cat([_slots(table, size, range(length - count, length)) for table, length, count in rows])
+    key, value = (stored.flatten(0, 1)[slots] for stored in (keys, values))
+    call = LayerCall(0, query, key, value, None, spec.window, sinks, spec.softcap)
+    return Case(call, keys, values, metadata, seq_lens, query_lens, slots)
 
 
-def _slots(case: Case, row: int, positions: range) -> Tensor:
-    size = case.keys.shape[1]
-    position = torch.arange(positions.start, positions.stop, device=case.keys.device)
-    return case.metadata.block_tables[row].long()[position // size] * size + position % size
+def _slots(block_table: Tensor, size: int, positions: range) -> Tensor:
+    position = torch.arange(positions.start, positions.stop, device=block_table.device)
+    return block_table.long()[position // size] * size + position % size

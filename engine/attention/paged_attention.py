@@ -151,19 +151,17 @@ class PagedAttentionBackend(Protocol):
         """`keys` and `values` are `[blocks, block size, heads, size]`; returns `[T, heads, value size]`."""
 
 
+@dataclass(frozen=True, slots=True)
 class PagedForward:
     """One forward pass over block tables; implements `AttentionStep`."""
 
-    def __init__(
-        self, kv_cache: KVCache, slots: Tensor, metadata: AttentionMetadata, backend: PagedAttentionBackend
-    ) -> None:
-        """`slots` `[T]`: the slot of each token's key and value."""
-        self._kv_cache = kv_cache
-        self._slots = slots
-        self._metadata = metadata
-        self._backend = backend
+    kv_cache: KVCache
+    slots: Tensor
+    """`[T]`: the slot of each token's key and value."""
+    metadata: AttentionMetadata
+    backend: PagedAttentionBackend
 
     def attend(self, call: LayerCall) -> Tensor:
-        self._kv_cache.write(call.layer, self._slots, call.key, call.value)
-        keys, values = self._kv_cache.blocks_of(call.layer)
-        return self._backend.attend(call, keys, values, self._metadata)
+        self.kv_cache.write(call.layer, self.slots, call.key, call.value)
+        keys, values = self.kv_cache.blocks_of(call.layer)
+        return self.backend.attend(call, keys, values, self.metadata)

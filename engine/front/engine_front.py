@@ -49,10 +49,7 @@ class EngineFront(ABC):
         )
 
     def check(self, request: EngineRequest) -> CheckedRequest:
-        """The request for `submit`. Raises `RequestRefused` if it could never run.
-
-        Any thread but the engine's; compiles a new grammar.
-        """
+        """Compiles a new grammar, so not on the engine's thread."""
         refuse_bad_request(request, self.model_info)
         self._refuse_unsupported(request)
         refuse_bad_images(request, self.model_info, self.image_text)
@@ -73,11 +70,8 @@ class EngineFront(ABC):
         """`digest` is the SHA-256 of `data`."""
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
-        """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
-
-        Any thread; hashes the prompt's blocks on that thread.
-        `overloaded` if as many requests are unfinished as may run and wait, `share_full` if as many of this
-        fairness key are as may be.
+        """Hashes the prompt's blocks on the caller's thread. Raises `RequestRefused`: `overloaded` if as many
+        requests are unfinished as may run and wait, `share_full` if as many of this fairness key as may be.
         """
         checked = request if isinstance(request, CheckedRequest) else self.check(request)
         request = checked.request

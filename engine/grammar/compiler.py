@@ -51,11 +51,10 @@ RECOMPILE_BYTES = 20e6
 class CompiledGrammar:
     """A compiled grammar. Any number of requests may use it; they share its lexer states."""
 
-    def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
+    def __init__(self, start: Any, source: str, digest: bytes) -> None:
         self.digest = digest
         """SHA-256 of the grammar and the fairness key; the key of the cache."""
         self.source = source
-        self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
         """A fresh compile of this grammar, without lexer states; new requests use it."""
@@ -80,14 +79,12 @@ class CompiledGrammar:
         return self._growth_bytes > RECOMPILE_BYTES
 
 
-def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
+def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar:
+    """The compiled grammar of a request that has one, or its fallback's. Raises `RequestRefused`.
 
     Any thread. Waits for the compile unless the grammar is cached for this fairness key.
     """
     grammar = request.grammar
-    if grammar is None:
-        return None
     if compiler is None:
         raise RequestRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
     if not isinstance(grammar, StructuredOutput) or not isinstance(grammar.text, str):
@@ -181,18 +178,6 @@ class GrammarCompiler:
             raise RequestRefused("bad_grammar", made)
         return made
 
-    def get_cached(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """The grammar, or its fallback, from the cache. Raises KeyError; compiles nothing."""
-        candidate: StructuredOutput | None = grammar
-        while candidate is not None:
-            digest = _digest(candidate, fairness_key)
-            with self._lock:
-                future = self._futures.get(digest)
-            if future is not None and (compiled := _result_of(future)) is not None:
-                return compiled
-            candidate = candidate.relaxed
-        raise KeyError("The grammar is not kept any more.")
-
     def recompile_in_background(self, compiled: CompiledGrammar) -> None:
         """Starts a compile of the same grammar in the pool, as its successor."""
         with self._lock:
@@ -285,7 +270,7 @@ class GrammarCompiler:
 
     def _recompile(self, compiled: CompiledGrammar) -> None:
         with suppress(BadGrammar):
-            compiled.successor = self._compiled(compiled.source, compiled.digest, compiled.grammar)
+            compiled.successor = self._compiled(compiled.source, compiled.digest)
 
     def _evict(self) -> None:
         with self._lock:
@@ -305,9 +290,9 @@ class GrammarCompiler:
             source = trial.source_of(grammar)
         finally:
             self._trials.append(trial)
-        return self._compiled(source, digest, grammar)
+        return self._compiled(source, digest)
 
-    def _compiled(self, source: str, digest: bytes, grammar: StructuredOutput) -> CompiledGrammar:
+    def _compiled(self, source: str, digest: bytes) -> CompiledGrammar:
         try:
             matcher = make_matcher(self.load_tokenizer(), source)
             check_first_mask(matcher)
@@ -315,7 +300,7 @@ class GrammarCompiler:
             raise
         except BaseException as error:  # the library's panics are no Exceptions
             raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
-        return CompiledGrammar(matcher, source, digest, grammar)
+        return CompiledGrammar(matcher, source, digest)
 
     def load_tokenizer(self) -> Any:
         """Llguidance's tokenizer; the first call builds it."""

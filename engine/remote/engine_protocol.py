@@ -1,15 +1,30 @@
 """`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O.
 
-An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and reads answers. `http_client`
-sends them, `generation` decides which call comes next, `router` which server gets it.
+An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and reads answers; what all kinds
+answer alike is read here. `http_client` sends the requests, `generation` decides which call comes next,
+`router` which server gets it.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
-from engine.request import EngineRequest, TokenLogprobs
+import msgspec
+
+from engine.request import EngineRequest, TokenLogprobs, one_line
+
+MAX_REPORTED = 10**9
+"""The most that is believed of a server's own figure, so that sums of them stay numbers."""
+PROBED_TOKENS = 64
+"""Token ids whose text is compared with the folder's, evenly over the vocabulary."""
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for an answer that is not of its type."""
+
+_T = TypeVar("_T")
 
 CallFaultKind = Literal["refused", "overloaded", "failed"]
 """`refused`: the server understands the call and will never run it (a 400); `overloaded`: it has no room now
@@ -47,6 +62,8 @@ class EngineFeatures:
     """The most ids of `logit_bias` and `banned_token_ids` together; None: any biases, and no banned ids."""
     max_masked_ends: int | None = None
     """The most end tokens that `GenerateCall.min_tokens` holds back; None for any number."""
+    images: bool = False
+    """Takes pictures in prompts, and answers `image_request`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,45 +179,114 @@ class ExpectedModel:
     special: frozenset[int] = frozenset()
 
 
-class ImageProtocol(Protocol):
-    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
-        """Asks which tokens the server makes of a picture."""
-
-    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
-        """The answer to `image_request`. Raises `CallFault`."""
-
-
-class EngineProtocol(Protocol):
+class EngineProtocol(ABC):
     """One kind of server. Stateless; any thread."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    features: ClassVar[EngineFeatures]
+    load_metrics: ClassVar[tuple[bytes, ...]]
+    """Beginnings of the lines of `/metrics` that count the requests that run or wait at the server."""
 
-    @property
-    def features(self) -> EngineFeatures: ...
-
-    @property
-    def load_metrics(self) -> tuple[bytes, ...]:
-        """Beginnings of the lines of `/metrics` that count the requests that run or wait at the server."""
-
-    @property
-    def images(self) -> ImageProtocol | None:
-        """The questions about pictures; None if the server takes no pictures in prompts."""
-
+    @abstractmethod
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Raises `CallFault` without an answer, `EngineMismatch` if the server cannot serve `expected`."""
 
+    @abstractmethod
     def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:
         """`model` is `EngineDescription.model`."""
 
+    @abstractmethod
     def read_event(self, data: bytes, call: GenerateCall) -> AnswerChunk | None:
         """Reads one server-sent event's data; None if it has nothing of use or is the end mark.
 
         Raises `CallFault` for an error event, and for data that is not what this server sends.
         """
 
+    @abstractmethod
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         """The whole answer of a call that is not streamed. Raises `CallFault`."""
 
-    def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
+    def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
         """Ends these calls at the server; None if that is done by closing their connections."""
+        return None
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        """Asks which tokens the server makes of a picture. Only if `EngineFeatures.images`, as the next."""
+        raise NotImplementedError
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        """The answer to `image_request`. Raises `CallFault`."""
+        raise NotImplementedError
+
+
+class ServerError(msgspec.Struct):
+    """The field `error` of an answer."""
+
+    message: str = ""
+    code: int = 500
+
+    def fault(self) -> CallFault:
+        return CallFault(fault_kind(self.code), f"it answered {self.code}: {one_line(self.message)}")
+
+
+def not_understood(error: Exception) -> CallFault:
+    """The fault of an answer to a call that no such server would send."""
+    return CallFault("failed", f"its answer is not understood: {one_line(str(error))}")
+
+
+def decode_probe(body: bytes, kind: type[_T], path: str, server: str) -> _T:
+    """The answer to a question at `path`. Raises `EngineMismatch` if it is not that of such a server."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNREADABLE as error:
+        raise EngineMismatch(f"its answer to {path} is not {server}'s") from error
+
+
+def likeliest(pairs: Iterable[tuple[int, float]], count: int) -> tuple[tuple[int, float], ...]:
+    """The first `count` of (id, logprob) pairs, as `TokenLogprobs.top` has them."""
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+def status_fault(status: int, body: bytes, path: str = "") -> CallFault:
+    """The fault of an answer whose status is not 200, to a call or to a question at `path`."""
+    to_path = f" to {path}" if path else ""
+    sentence = one_line(body[:1000].decode(errors="replace"))
+    return CallFault(fault_kind(status), f"it answered {status}{to_path}: {sentence}")
+
+
+def fault_kind(status: int) -> CallFaultKind:
+    """The kind of fault that an HTTP status stands for; a server that loads its model answers 503."""
+    if status in (429, 503):
+        return "overloaded"
+    return "refused" if status in (400, 413, 422, 501) else "failed"
+
+
+def sum_metrics(metrics: bytes, names: tuple[bytes, ...]) -> int | None:
+    """The sum of Prometheus metrics whose lines begin with one of `names`; None if no line has a number."""
+    counts: list[int] = []
+    for line in metrics.splitlines():
+        if line.startswith(names):
+            with suppress(ValueError, OverflowError):  # OverflowError: infinitely many
+                counts.append(min(max(int(float(line.rpartition(b" ")[2])), 0), MAX_REPORTED))
+    return sum(counts) if counts else None
+
+
+def comparable_tokens(expected: ExpectedModel) -> list[int]:
+    """Ids of tokens of ASCII letters and digits, which decoders do not change, evenly over the vocabulary."""
+    tokens = expected.tokens
+    plain = [
+        index
+        for index, token in enumerate(tokens)
+        if token.isalnum() and token.isascii() and index not in expected.special
+    ]
+    return plain[:: max(1, len(plain) // PROBED_TOKENS)]
+
+
+def vocabulary_digest(text: str, token_ids: Sequence[int], expected: ExpectedModel, size: str = "") -> str:
+    """`EngineDescription.vocabulary`, by a server's text of `comparable_tokens`, and perhaps its size.
+
+    Raises `EngineMismatch` if the text is not the folder's.
+    """
+    if token_ids and text.strip() != b"".join(expected.tokens[index] for index in token_ids).decode().strip():
+        raise EngineMismatch("its vocabulary is not that of the model's folder")
+    return hashlib.sha256(f"{size}{text}".encode(errors="surrogatepass")).hexdigest()

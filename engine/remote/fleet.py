@@ -24,10 +24,11 @@ from engine.remote.engine_protocol import (
     Fetch,
     HttpRequest,
     ImageFile,
+    status_fault,
+    sum_metrics,
 )
 from engine.remote.http_client import EngineClient
 from engine.remote.router import EngineServer, Router
-from engine.remote.server_answers import status_fault, sum_metrics
 from engine.request import describe
 
 log = logging.getLogger(__name__)
@@ -164,16 +165,15 @@ class Fleet:
 
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         """The tokens that a server makes of a picture. Raises `CallFault`."""
-        assert self._protocol.images is not None
         server = self.router.choose((), "", self._clock())
         if server is None or server.description is None:
             raise CallFault("overloaded", self.router.trouble() or "every server is busy")
-        make, model = self._protocol.images.image_request, server.description.model
-        request = await asyncio.to_thread(make, image, model)  # takes 0.2 s for the largest
+        model = server.description.model
+        request = await asyncio.to_thread(self._protocol.image_request, image, model)  # takes up to 0.2 s
         status, body = await self._client.fetch(server.url, request, IMAGE_SECONDS)
         if status != 200:
             raise status_fault(status, body)
-        return self._protocol.images.read_image_tokens(body)
+        return self._protocol.read_image_tokens(body)
 
     def release(self, server: EngineServer, call_id: str, fault: CallFault | None) -> None:
         """The call has ended. One that failed may go on at its server, until that answers a probe."""
@@ -240,10 +240,7 @@ class Fleet:
         server.abandoned.clear()
         request = self._protocol.abort_request(call_ids) if call_ids else None
         if request is not None:
-            try:
-                await self._client.fetch(server.url, request)
-            except CallFault:
-                _abandon(server, call_ids)
+            await self._end_calls(server, call_ids, request)
 
 
 def _abandon(server: EngineServer, call_ids: Sequence[str]) -> None:

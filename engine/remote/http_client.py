@@ -15,9 +15,15 @@ from time import monotonic
 
 import aiohttp
 
-from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineProtocol, GenerateCall, HttpRequest
+from engine.remote.engine_protocol import (
+    AnswerChunk,
+    CallFault,
+    EngineProtocol,
+    GenerateCall,
+    HttpRequest,
+    status_fault,
+)
 from engine.remote.router import EngineServer
-from engine.remote.server_answers import status_fault
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
@@ -60,8 +66,9 @@ class SilenceTimeout:
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Encloses the whole call. Raises `CallFault` if it is silent for too long."""
+    async def watching(self, running: "set[SilenceTimeout]") -> AsyncIterator[None]:
+        """Encloses a call, which `running` has meanwhile. Raises `CallFault` if it is silent for too long."""
+        running.add(self)
         try:
             async with self._timeout:
                 self.check()
@@ -72,6 +79,7 @@ class SilenceTimeout:
                 raise CallFault("failed", message) from None
             raise
         finally:
+            running.discard(self)
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -127,13 +135,17 @@ class AnswerReader(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: asyncio.Protocol = self
 
-    async def read(self) -> None:
-        """Reads to the end, or until no more is wanted. Raises `CallFault`, or what aiohttp raises."""
+    async def read(self, running: "set[AnswerReader]") -> None:
+        """Reads to the end, or until no more is wanted; `running` has it meanwhile. Raises `CallFault`, or as
+        aiohttp does.
+        """
+        running.add(self)
         self._begin()
         try:
             self.take()
             await self._ended.wait()
         finally:
+            running.discard(self)
             self._give_back()
         if self._error is not None:
             raise self._error
@@ -280,7 +292,8 @@ class EngineClient:
         """
         assert server.description is not None
         url, model = server.url, server.description.model
-        async with self._watched(server) as silence:
+        silence = SilenceTimeout(server, self._silence_timeout, paused=self._paused)
+        async with silence.watching(self._silences):
             if call.request.images:  # takes 0.2 s for the largest
                 request = await asyncio.to_thread(self._protocol.generate_request, call, model)
             else:
@@ -292,39 +305,16 @@ class EngineClient:
                     body = await _read(response, ERROR_BYTES, cut=True)
                     raise status_fault(response.status, body)
                 if request.streamed:
-                    await self._read_events(response, call, receive, silence)
+                    read_event = partial(self._protocol.read_event, call=call)
+                    reader = AnswerReader(response, read_event, receive, silence)
+                    reader.paused = self._paused
+                    await reader.read(self._readers)
                     return
                 count = 2 + (call.request.prompt_logprobs or 0)
                 limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
                 body = await _read(response, limit, heard=silence.hear)
                 answer = await asyncio.to_thread(self._protocol.read_answer, body, call)  # takes up to 0.5 s
                 receive(answer)
-
-    async def _read_events(
-        self,
-        response: aiohttp.ClientResponse,
-        call: GenerateCall,
-        receive: Callable[[AnswerChunk], bool],
-        silence: SilenceTimeout,
-    ) -> None:
-        reader = AnswerReader(response, partial(self._protocol.read_event, call=call), receive, silence)
-        reader.paused = self._paused
-        self._readers.add(reader)
-        try:
-            await reader.read()
-        finally:
-            self._readers.remove(reader)
-
-    @asynccontextmanager
-    async def _watched(self, server: EngineServer) -> AsyncIterator[SilenceTimeout]:
-        """Has pauses and silence concern a call from its start."""
-        silence = SilenceTimeout(server, self._silence_timeout, paused=self._paused)
-        self._silences.add(silence)
-        try:
-            async with silence.watching():
-                yield silence
-        finally:
-            self._silences.remove(silence)
 
     @asynccontextmanager
     async def _send(

@@ -24,20 +24,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from engine.remote.engine_protocol import (
+    PROBED_TOKENS,
+    UNREADABLE,
     AnswerChunk,
     CallFault,
     EngineDescription,
     EngineFeatures,
     EngineMismatch,
+    EngineProtocol,
     ExpectedModel,
     Fetch,
     GenerateCall,
     HttpRequest,
-    ImageProtocol,
-)
-from engine.remote.server_answers import (
-    PROBED_TOKENS,
-    UNREADABLE,
     ServerError,
     comparable_tokens,
     decode_probe,
@@ -126,15 +124,10 @@ class _Text(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
-_PROPERTIES = msgspec.json.Decoder(_Properties)
-_MODELS = msgspec.json.Decoder(_Models)
-_TEXT = msgspec.json.Decoder(_Text)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {"eos": "stop", "limit": "length", "word": "stop"}
 
 
-class LlamaProtocol:
-    """Implements `EngineProtocol`."""
-
+class LlamaProtocol(EngineProtocol):
     name = "llama-server"
     features = EngineFeatures(
         grammars=False,
@@ -143,7 +136,6 @@ class LlamaProtocol:
         max_logprob_token_ids=0,
         max_logprobs=MAX_LOGPROBS,
     )
-    images: ImageProtocol | None = None
     load_metrics = (b"llamacpp:requests_processing ", b"llamacpp:requests_deferred ")
     """In the metrics of a server with `--metrics` only."""
 
@@ -153,7 +145,7 @@ class LlamaProtocol:
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Does not wait for a slot of the server."""
-        properties = await _ask(fetch, HttpRequest("GET", "/props"), _PROPERTIES)
+        properties = await _ask(fetch, HttpRequest("GET", "/props"), _Properties)
         number = properties.build_info.partition("-")[0].removeprefix("b")  # of `b10760-1a2b3c4`
         build = int(number) if number.isdecimal() and len(number) < 10 else 0
         if 0 < build < OLDEST_BUILD:  # 0: the build does not know its number
@@ -162,7 +154,7 @@ class LlamaProtocol:
         name = properties.model_alias or file
         if expected.name not in (None, name, file):
             raise EngineMismatch(f"it serves {one_line(name, 200)}, not {expected.name}")
-        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _MODELS)
+        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _Models)
         meta = models.data[0].meta
         return EngineDescription(
             version=one_line(properties.build_info, 60),
@@ -194,9 +186,6 @@ class LlamaProtocol:
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         return _chunk(_decode_event(body), call)
-
-    def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
-        return None
 
 
 # Requests
@@ -350,14 +339,14 @@ def _logprob(value: float | None) -> float:
 # The probe
 
 
-async def _ask(fetch: Fetch, request: HttpRequest, decoder: msgspec.json.Decoder[_T]) -> _T:
+async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
     """The server's answer. Raises `CallFault` or `EngineMismatch`."""
     status, body = await fetch(request)
     if status == 404:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
         raise status_fault(status, body, request.path)
-    return decode_probe(body, decoder, request.path, "llama-server")
+    return decode_probe(body, kind, request.path, "llama-server")
 
 
 def _origin(path: str, meta: _ModelMeta) -> str:
@@ -375,5 +364,5 @@ async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) 
     token_ids = comparable_tokens(expected)
     asked = token_ids or list(range(min(size, PROBED_TOKENS)))
     request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
-    text = (await _ask(fetch, request, _TEXT)).content
+    text = (await _ask(fetch, request, _Text)).content
     return vocabulary_digest(text, token_ids, expected, f"{size}:")

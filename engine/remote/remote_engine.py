@@ -6,12 +6,11 @@ What happens on the event loop is in `request_loop` and `fleet`.
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from threading import Lock
 
+from engine.bounded_cache import BoundedCache
 from engine.front.engine_front import EngineFront
 from engine.front.request_registry import RequestRegistry
 from engine.grammar.compiler import GrammarCompiler
@@ -60,7 +59,7 @@ class RemoteEngine(EngineFront):
         self._features = protocol.features
         self._on_dead = on_dead
         model_info = folder.model_info
-        if protocol.images is None:
+        if not protocol.features.images:
             model_info = replace(model_info, image_token_id=None, image_placeholder=None)
         grammars = None
         if folder.vocabulary is not None:
@@ -199,29 +198,20 @@ class ServerImages:
         self._token_id = token_id
         self._placeholder = placeholder or ""
         self._tokens_of = tokens_of
-        self._counts: OrderedDict[tuple[str, bytes], int] = OrderedDict()
-        self._lock = Lock()
+        self._counts = BoundedCache[tuple[str, bytes], int](MAX_IMAGE_COUNTS)
 
     def text(self, image: ImageFile) -> ImageText:
         """The text of the picture in a prompt. Raises `RequestRefused`, and what `tokens_of` raises."""
         if self._token_id is None:
             raise RequestRefused("bad_image", "The model reads no pictures.")
-        count = self._count(image)
-        return ImageText(self._placeholder * count, count)
-
-    def _count(self, image: ImageFile) -> int:
         key = (image.cache_salt, image.digest)
-        with self._lock:
-            if key in self._counts:
-                self._counts.move_to_end(key)
-                return self._counts[key]
-        tokens = self._tokens_of(image)
-        if not tokens or set(tokens) != {self._token_id}:
-            raise RequestRefused(
-                "bad_image", "Pictures of this model have tokens of several kinds, which are not served."
-            )
-        with self._lock:
-            self._counts[key] = len(tokens)
-            if len(self._counts) > MAX_IMAGE_COUNTS:
-                self._counts.popitem(last=False)
-        return len(tokens)
+        count = self._counts.get(key)
+        if count is None:
+            tokens = self._tokens_of(image)
+            if not tokens or set(tokens) != {self._token_id}:
+                raise RequestRefused(
+                    "bad_image", "Pictures of this model have tokens of several kinds, which are not served."
+                )
+            count = len(tokens)
+            self._counts.put(key, count)
+        return ImageText(self._placeholder * count, count)

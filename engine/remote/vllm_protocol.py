@@ -13,25 +13,24 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from engine.grammar.lark_source import HEADER
 from engine.remote.engine_protocol import (
+    UNREADABLE,
     AnswerChunk,
     CallFault,
     EngineDescription,
     EngineFeatures,
     EngineMismatch,
+    EngineProtocol,
     ExpectedModel,
     Fetch,
     GenerateCall,
     HttpRequest,
     ImageFile,
-)
-from engine.remote.server_answers import (
-    UNREADABLE,
     ServerError,
     comparable_tokens,
     decode_probe,
@@ -85,7 +84,7 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     token_ids: tuple[int, ...] | None = None
-    finish_reason: str | None = None
+    finish_reason: Literal["stop", "length", "abort"] | None = None
     logprobs: _Logprobs | None = None
 
 
@@ -146,20 +145,9 @@ class _Rendered(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWER = msgspec.json.Decoder(_Answer)
-_RENDERED = msgspec.json.Decoder(_Rendered)
-_VERSION = msgspec.json.Decoder(_Version)
-_MODELS = msgspec.json.Decoder(_Models)
-_DETOKENIZED = msgspec.json.Decoder(_Detokenized)
-_FINISH: dict[str, Literal["stop", "length", "abort"]] = {
-    "stop": "stop",
-    "length": "length",
-    "abort": "abort",
-}
 
 
-class VllmProtocol:
-    """Implements `EngineProtocol`."""
-
+class VllmProtocol(EngineProtocol):
     name = "vLLM"
     features = EngineFeatures(
         grammars=True,
@@ -169,14 +157,15 @@ class VllmProtocol:
         max_logprobs=SERVER_LOGPROBS,
         max_biases=MAX_IDS,
         max_masked_ends=MAX_MASKED_ENDS,
+        images=True,
     )
     load_metrics = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
-        version = (await _get(fetch, "/version", _VERSION)).version
+        version = (await _get(fetch, "/version", _Version)).version
         if _numbers(version) < OLDEST:
             raise EngineMismatch(f"it is vLLM {one_line(version, 40)}; 0.32 is the oldest that is served")
-        models = (await _get(fetch, MODELS, _MODELS)).data[: MAX_ADAPTERS + 1]
+        models = (await _get(fetch, MODELS, _Models)).data[: MAX_ADAPTERS + 1]
         base = [model for model in models if model.parent is None]
         model = next((model for model in base if expected.name in (None, model.id)), None)
         if model is None:
@@ -231,14 +220,11 @@ class VllmProtocol:
             details = event.usage.prompt_tokens_details if event.usage else None
             return AnswerChunk(cached_tokens=details.cached_tokens) if details else None
         choice = event.choices[0]
-        finish = choice.finish_reason
-        if finish is not None and finish not in _FINISH:
-            raise CallFault("failed", f"the call ended with {one_line(finish, 40)}")
         content = choice.logprobs.content if choice.logprobs else None
         return AnswerChunk(
             token_ids=choice.token_ids or (),
             logprobs=None if content is None else tuple(_logprobs(token, call) for token in content),
-            finish_reason=None if finish is None else _FINISH[finish],
+            finish_reason=choice.finish_reason,
         )
 
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
@@ -256,10 +242,6 @@ class VllmProtocol:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}
         return HttpRequest("POST", "/inference/v1/abort_requests", json.dumps(body).encode())
 
-    @property
-    def images(self) -> Self:
-        return self
-
     def image_request(self, image: ImageFile, model: str) -> HttpRequest:
         """A chat whose only message is the picture."""
         url = {"url": _data_url(image.data)}
@@ -269,7 +251,7 @@ class VllmProtocol:
 
     def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
         try:
-            rendered = _RENDERED.decode(body)
+            rendered = msgspec.json.decode(body, type=_Rendered)
             (placeholder,) = rendered.features.mm_placeholders["image"]
         except (*UNREADABLE, KeyError, ValueError) as error:
             message = f"its answer to {RENDER} is not understood: {one_line(repr(error))}"
@@ -391,11 +373,11 @@ def _cache_id(digest: bytes, cache_salt: str) -> str:
     return hashlib.sha256(cache_salt.encode() + b"\0" + digest).hexdigest()
 
 
-async def _get(fetch: Fetch, path: str, decoder: msgspec.json.Decoder[_T]) -> _T:
+async def _get(fetch: Fetch, path: str, kind: type[_T]) -> _T:
     status, body = await fetch(HttpRequest("GET", path))
     if status != 200:
         raise CallFault("failed", f"it answered {status} to {path}")
-    return decode_probe(body, decoder, path, "vLLM")
+    return decode_probe(body, kind, path, "vLLM")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -412,5 +394,5 @@ async def _compare_vocabulary(fetch: Fetch, model: str, expected: ExpectedModel)
         raise CallFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
-    text = decode_probe(answer, _DETOKENIZED, "/detokenize", "vLLM").prompt
+    text = decode_probe(answer, _Detokenized, "/detokenize", "vLLM").prompt
     return vocabulary_digest(text, token_ids, expected)

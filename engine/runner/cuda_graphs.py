@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,12 +32,8 @@ MIN_GATHERED_TOKENS = 512
 """Without a paged kernel: tokens of the narrowest block table; each wider one has four times as many."""
 
 
-class GraphReplay(Protocol):
-    """Replays a captured pass on the current static inputs; always returns the same tensor."""
-
-    def __call__(self) -> Tensor: ...
-
-
+GraphReplay = Callable[[], Tensor]
+"""Replays a captured pass on the current static inputs; always returns the same tensor."""
 Record = Callable[[Callable[[], Tensor]], GraphReplay]
 """Captures a pass."""
 

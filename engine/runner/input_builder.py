@@ -5,7 +5,7 @@ Engine thread. All integers of a step go to the device as one tensor in one asyn
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import torch
@@ -86,35 +86,57 @@ def sampling_first(plan: SchedulerOutput) -> list[ScheduledChunk]:
     return sorted(plan, key=lambda chunk: not chunk.samples_token)
 
 
-class HostStaging:
-    """Collects lists of integers for one transfer; each becomes a slice of one device tensor."""
+class PackedRow:
+    """The row of a step's tokens, and all its integers: staged as lists, and sent in one transfer."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        plan: SchedulerOutput,
+        chunks: Sequence[ScheduledChunk],
+        logit_rows: Sequence[PromptLogitRows],
+        adapters: Mapping[str, int],
+    ) -> None:
+        """`chunks` are those of the plan in the order of the row. `adapters` maps names to indexes."""
         self._all = array("q")
         self._tensor: Tensor | None = None
+        self._chunks = chunks
+        token_ids: list[int] = []
+        positions: list[int] = []
+        begin_of = self.begin_of = dict[TokenSequence, int]()
+        for chunk in chunks:
+            sequence, start, count = chunk.sequence, chunk.start, chunk.count
+            begin_of[sequence] = len(positions)
+            token_ids += sequence.tokens[start : start + count] or PLACEHOLDER_TOKEN
+            positions += (start,) if count == 1 else range(start, start + count)
+        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in sampling_first(plan)]
+        for rows in logit_rows:
+            ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
+        self._adapter_indexes = adapter_indexes_of(chunks, adapters)
+        lists = (token_ids, positions, ends, self._adapter_indexes)
+        self._token_ids, self.positions, self._ends, self._adapters = map(self.stage, lists)
 
-    def add(self, numbers: Iterable[int]) -> slice:
+    def stage(self, numbers: Iterable[int]) -> slice:
+        """Adds numbers, which are this part of the tensor once that is sent."""
         begin = len(self._all)
         self._all.extend(numbers)
         return slice(begin, len(self._all))
 
-    def upload(self, device: torch.device) -> None:
+    def send(self, device: torch.device) -> None:
         self._tensor = to_device(torch.frombuffer(self._all, dtype=torch.long), torch.long, device)
 
     def __getitem__(self, part: slice) -> Tensor:
         assert self._tensor is not None, "the numbers were not sent"
         return self._tensor[part]
 
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Tokens `begin` .. `end` of the packed row: one each of several requests, or one prefill chunk."""
-
-    chunks: Sequence[ScheduledChunk]
-    buffer: ContiguousBuffer | None
-    begin: int
-    end: int
-    staged: tuple[slice, ...]
+    def inputs(self, attention: AttentionStep) -> ForwardInputs:
+        return ForwardInputs(
+            self[self._token_ids][None],
+            self[self.positions][None],
+            self[self._ends],
+            attention,
+            adapter_step(self._chunks, self._adapter_indexes, self[self._adapters]),
+            self.begin_of,
+        )
 
 
 class InputBuilder:
@@ -134,167 +156,107 @@ class InputBuilder:
         self._block_offsets = torch.arange(kv_cache.block_size, device=kv_cache.device)
 
     def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
-        staging = HostStaging()
-        single = [chunk for chunk in plan if chunk.count == 1]
-        segments = self._segments(plan, single, staging)
-        ordered = [chunk for segment in segments for chunk in segment.chunks]
-        begin_of: dict[TokenSequence, int] = {}
-        token_list: list[int] = []
-        position_list: list[int] = []
-        slot_list: list[int] = []
-        size = self._kv_cache.block_size
-        for chunk in ordered:
-            sequence, start, count = chunk.sequence, chunk.start, chunk.count
-            begin_of[sequence] = len(position_list)
-            token_list += sequence.tokens[start : start + count] or PLACEHOLDER_TOKEN
-            if count == 1:
-                position_list.append(start)
-                slot_list.append(sequence.blocks[start // size] * size + start % size)
-            else:
-                position_list += range(start, start + count)
-        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in sampling_first(plan)]
-        for rows in logit_rows:
-            ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
-        token_ids, positions, slots = map(staging.add, (token_list, position_list, slot_list))
-        logit_positions = staging.add(ends)
-        adapter_indexes = adapter_indexes_of(ordered, self._adapters)
-        staged_indexes = staging.add(adapter_indexes)
-        staging.upload(self._kv_cache.device)
-        return ForwardInputs(
-            staging[token_ids][None],
-            staging[positions][None],
-            staging[logit_positions],
-            self._attention(staging, segments, slots),
-            adapter_step(ordered, adapter_indexes, staging[staged_indexes]),
-            begin_of,
-        )
-
-    def _segments(
-        self, plan: SchedulerOutput, single: list[ScheduledChunk], staging: HostStaging
-    ) -> list[_Segment]:
-        """The packed row's layout: one-token chunks by contiguous buffer, gathered ones, prefill chunks."""
-        contiguous: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
-        rest = single
+        """The row: one-token chunks by contiguous buffer, then gathered ones, then prefill chunks."""
+        groups: list[tuple[ContiguousBuffer | None, list[ScheduledChunk]]] = []
+        rest = [chunk for chunk in plan if chunk.count == 1]
         if self._contiguous_cache is not None:
-            contiguous, rest = self._contiguous_cache.arrange(single)
-        segments: list[_Segment] = []
-        begin = 0
-        for buffer, chunks in contiguous:
-            capacity = buffer.capacity
-            lengths = staging.add([chunk.start + 1 for chunk in chunks])
-            slots = staging.add([row * capacity + chunk.start for row, chunk in enumerate(chunks)])
-            segments.append(_Segment(chunks, buffer, begin, begin + len(chunks), (lengths, slots)))
-            begin += len(chunks)
+            contiguous, rest = self._contiguous_cache.arrange(rest)
+            groups += contiguous
         if rest:
-            lengths = staging.add([chunk.start + 1 for chunk in rest])
-            used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in rest]
-            width = max(map(len, used)) + 1  # each table ends with a blank block, for sinks
-            padded = ((*blocks, *[BLANK_BLOCK] * (width - len(blocks))) for blocks in used)
-            tables = staging.add(chain.from_iterable(padded))
-            segments.append(_Segment(rest, None, begin, begin + len(rest), (lengths, tables)))
-            begin += len(rest)
-        for chunk in plan:
-            if chunk.count > 1:
-                blocks = staging.add(chunk.sequence.blocks[: self._num_blocks(chunk)])
-                segments.append(_Segment((chunk,), None, begin, begin + chunk.count, (blocks,)))
-                begin += chunk.count
-        return segments
-
-    def _attention(self, staging: HostStaging, segments: list[_Segment], slots: slice) -> SdpaForward:
-        decodes: list[DecodeRows] = []
-        prompts: list[PromptChunk] = []
-        slot_parts = [staging[slots]] if slots.start < slots.stop else []
-        for segment in segments:
-            chunk = segment.chunks[0]
-            if chunk.count > 1:
-                prompt = self._prompt_chunk(segment, chunk, staging[segment.staged[0]])
-                prompts.append(prompt)
-                slot_parts.append(prompt.slots[chunk.start : -1])
-                continue
-            lengths, others = (staging[part] for part in segment.staged)
-            seq_lens = [c.start + 1 for c in segment.chunks]
-            ends = (segment.begin, segment.end, lengths, min(seq_lens), max(seq_lens))
-            if segment.buffer is not None:
-                decodes.append(ContiguousRows(*ends, segment.buffer, others))
-            else:
-                decodes.append(GatheredRows(*ends, self._kv_cache, others.view(len(segment.chunks), -1)))
-        return SdpaForward(
-            self._kv_cache, slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts), decodes, prompts
+            groups.append((None, rest))
+        single = [chunk for _, group in groups for chunk in group]
+        prefills = [chunk for chunk in plan if chunk.count > 1]
+        row, size = (
+            PackedRow(plan, [*single, *prefills], logit_rows, self._adapters),
+            self._kv_cache.block_size,
         )
+        slots = row.stage([c.sequence.blocks[c.start // size] * size + c.start % size for c in single])
+        staged = [self._stage(row, buffer, chunks) for buffer, chunks in groups]
+        blocks = [row.stage(chunk.sequence.blocks[: self._num_blocks(chunk)]) for chunk in prefills]
+        row.send(self._kv_cache.device)
+        decodes = [
+            self._decode_rows(row, buffer, chunks, *parts)
+            for (buffer, chunks), parts in zip(groups, staged, strict=True)
+        ]
+        prompts = [self._prompt_chunk(row, *pair) for pair in zip(prefills, blocks, strict=True)]
+        slot_parts = [row[slots]] if single else []
+        slot_parts += [prompt.slots[prompt.past : -1] for prompt in prompts]
+        all_slots = slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts)
+        return row.inputs(SdpaForward(self._kv_cache, all_slots, decodes, prompts))
 
-    def _prompt_chunk(self, segment: _Segment, chunk: ScheduledChunk, blocks: Tensor) -> PromptChunk:
+    def _stage(
+        self, row: PackedRow, buffer: ContiguousBuffer | None, chunks: Sequence[ScheduledChunk]
+    ) -> tuple[slice, slice]:
+        """The lengths of requests with one token each, and its slots in the buffer, or else block tables."""
+        lengths = row.stage([chunk.start + 1 for chunk in chunks])
+        if buffer is not None:
+            capacity = buffer.capacity
+            return lengths, row.stage([n * capacity + chunk.start for n, chunk in enumerate(chunks)])
+        used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in chunks]
+        width = max(map(len, used)) + 1  # each table ends with a blank block, for sinks
+        padded = ((*blocks, *[BLANK_BLOCK] * (width - len(blocks))) for blocks in used)
+        return lengths, row.stage(chain.from_iterable(padded))
+
+    def _decode_rows(
+        self,
+        row: PackedRow,
+        buffer: ContiguousBuffer | None,
+        chunks: Sequence[ScheduledChunk],
+        lengths: slice,
+        slots_or_tables: slice,
+    ) -> DecodeRows:
+        begin, starts = row.begin_of[chunks[0].sequence], [chunk.start for chunk in chunks]
+        ends = (begin, begin + len(chunks), row[lengths], min(starts) + 1, max(starts) + 1)
+        if buffer is not None:
+            return ContiguousRows(*ends, buffer, row[slots_or_tables])
+        return GatheredRows(*ends, self._kv_cache, row[slots_or_tables].view(len(chunks), -1))
+
+    def _prompt_chunk(self, row: PackedRow, chunk: ScheduledChunk, blocks: slice) -> PromptChunk:
         """Expands blocks to slots on the device, because slots are `block_size` times as many."""
-        size = self._kv_cache.block_size
-        slots = (blocks[:, None] * size + self._block_offsets).view(-1)
+        begin, past, size = row.begin_of[chunk.sequence], chunk.start, self._kv_cache.block_size
+        slots = (row[blocks][:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
-        slots = torch.cat((slots[: chunk.start + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
+        slots = torch.cat((slots[: past + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
+        prompt = PromptChunk(begin, begin + chunk.count, past, slots)
         if self._two_way is None or not chunk.sequence.request.images:
-            return PromptChunk(segment.begin, segment.end, chunk.start, slots)
-        spans = self._two_way.spans(chunk.sequence, chunk.start, chunk.start + chunk.count)
-        return PromptChunk(
-            segment.begin, segment.end, chunk.start, slots, spans, self._two_way.windowed_layers_only
-        )
+            return prompt
+        spans = self._two_way.spans(chunk.sequence, past, past + chunk.count)
+        return replace(prompt, two_way=spans, two_way_windowed_only=self._two_way.windowed_layers_only)
 
     def _num_blocks(self, chunk: ScheduledChunk) -> int:
         return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
 
 
+@dataclass(frozen=True, slots=True)
 class PagedInputBuilder:
-    def __init__(
-        self, kv_cache: KVCache, backend: PagedAttentionBackend, adapters: Mapping[str, int]
-    ) -> None:
-        """`adapters` maps names to indexes."""
-        self._kv_cache = kv_cache
-        self._backend = backend
-        self._adapters = adapters
+    """Builds step inputs for a kernel that reads keys and values in their blocks."""
+
+    kv_cache: KVCache
+    backend: PagedAttentionBackend
+    adapters: Mapping[str, int]
+    """Indexes by name."""
 
     def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
-        size = self._kv_cache.block_size
-        starts = [0]
-        for chunk in plan:
-            starts.append(starts[-1] + chunk.count)
-        end_of = {chunk.sequence: end - 1 for chunk, end in zip(plan, starts[1:], strict=True)}
-        ends = [end_of[chunk.sequence] for chunk in sampling_first(plan)]
-        for rows in logit_rows:
-            ends += [starts[rows.chunk] + place for place in rows.places]
-        block_tables = [chunk.sequence.blocks[: -(-(chunk.start + chunk.count) // size)] for chunk in plan]
+        size = self.kv_cache.block_size
+        totals = [chunk.start + chunk.count for chunk in plan]
+        block_tables = [c.sequence.blocks[: -(-total // size)] for c, total in zip(plan, totals, strict=True)]
         width = max(map(len, block_tables))
-        adapter_indexes = adapter_indexes_of(plan, self._adapters)
-        staging = HostStaging()
-        token_ids = staging.add(
-            token_id
-            for chunk in plan
-            for token_id in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-            or PLACEHOLDER_TOKEN
-        )
-        positions = staging.add(
-            place for chunk in plan for place in range(chunk.start, chunk.start + chunk.count)
-        )
-        chunk_rows = staging.add(row for row, chunk in enumerate(plan) for _ in range(chunk.count))
-        padded = staging.add(
+        row = PackedRow(plan, plan, logit_rows, self.adapters)
+        chunk_rows = row.stage(index for index, chunk in enumerate(plan) for _ in range(chunk.count))
+        padded = row.stage(
             block for table in block_tables for block in (*table, *[BLANK_BLOCK] * (width - len(table)))
         )
-        seq_lens = staging.add(chunk.start + chunk.count for chunk in plan)
-        query_starts = staging.add(starts)
-        kv_starts = staging.add(accumulate((chunk.start + chunk.count for chunk in plan), initial=0))
-        logit_positions, staged_indexes = staging.add(ends), staging.add(adapter_indexes)
-        staging.upload(self._kv_cache.device)
-        table = staging[padded].view(len(plan), width)
-        position = staging[positions]
+        seq_lens, kv_starts = row.stage(totals), row.stage(accumulate(totals, initial=0))
+        query_starts = row.stage(accumulate((chunk.count for chunk in plan), initial=0))
+        row.send(self.kv_cache.device)
+        table, position = row[padded].view(len(plan), width), row[row.positions]
         metadata = AttentionMetadata(
             table.int(),
-            staging[seq_lens].int(),
-            staging[query_starts].int(),
-            staging[kv_starts].int(),
+            row[seq_lens].int(),
+            row[query_starts].int(),
+            row[kv_starts].int(),
             max_query_len=max(chunk.count for chunk in plan),
             max_seq_len=width * size,
         )
-        slots = table[staging[chunk_rows], position // size] * size + position % size
-        return ForwardInputs(
-            staging[token_ids][None],
-            position[None],
-            staging[logit_positions],
-            PagedForward(self._kv_cache, slots, metadata, self._backend),
-            adapter_step(plan, adapter_indexes, staging[staged_indexes]),
-            {chunk.sequence: start for chunk, start in zip(plan, starts, strict=False)},
-        )
+        slots = table[row[chunk_rows], position // size] * size + position % size
+        return row.inputs(PagedForward(self.kv_cache, slots, metadata, self.backend))

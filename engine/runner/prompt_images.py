@@ -4,15 +4,14 @@
 """
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.bounded_cache import BoundedCache
 from engine.device_copies import to_device
 from engine.executor import OutOfMemory, SequenceFailed
 from engine.request import ImageText, PromptImage, RequestRefused, describe
@@ -30,43 +29,9 @@ from engine.vision import (
     RopePositions,
 )
 
-Value = TypeVar("Value")
-
 ImageKey = tuple[str, bytes]
 """Cache salt and SHA-256 of the file. So requests of different salts share nothing, as in the prefix cache: a
 request that is fast tells nothing of another tenant's pictures."""
-
-
-class ImageCache(Generic[Value]):
-    """Evicts the least recently used; holds one value even if that is larger than the bound."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._values: OrderedDict[ImageKey, tuple[int, Value]] = OrderedDict()
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: ImageKey) -> Value | None:
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][1]
-
-    def put(self, key: ImageKey, value: Value, size: int) -> None:
-        with self._lock:
-            if key in self._values:
-                return
-            self._values[key] = (size, value)
-            self._size += size
-            while self._size > self._max_bytes and len(self._values) > 1:
-                _, (freed, _) = self._values.popitem(last=False)
-                self._size -= freed
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-            self._size = 0
 
 
 PROCESSED_BYTES = 256 * 2**20
@@ -105,9 +70,9 @@ class PromptImages:
         self._network = network
         self._processor = processor
         self._encoder = ImageEncoder(network)
-        self._layouts = ImageCache[ImageLayout](LAYOUT_BYTES)
-        self._processed = ImageCache[ProcessedImage](PROCESSED_BYTES)
-        self._encoded = ImageCache[EncodedImage](ENCODED_BYTES)
+        self._layouts = BoundedCache[ImageKey, ImageLayout](LAYOUT_BYTES)
+        self._processed = BoundedCache[ImageKey, ProcessedImage](PROCESSED_BYTES)
+        self._encoded = BoundedCache[ImageKey, EncodedImage](ENCODED_BYTES)
         self._callers = threading.BoundedSemaphore(CONCURRENT)
         self._rope: WeakKeyDictionary[TokenSequence, RopePositions] = WeakKeyDictionary()
         self._deepstack: tuple[Tensor, list[Tensor]] | None = None

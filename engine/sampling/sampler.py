@@ -98,7 +98,7 @@ class SamplingBatch:
             selected = self._select_logprob_rows(token_ids)[:, None]
             chosen = self._select_logprob_rows(logits).gather(1, selected)[:, 0]
             numbers = torch.cat((numbers.flatten(), pending_logprobs.numbers(chosen).flatten()))
-        return PendingSample(token_ids, numbers.flatten(), self)
+        return PendingSample(token_ids, AsyncToHost(numbers.flatten()), self)
 
     def read(self, numbers: Sequence[float], count: int) -> list[SampledToken | RowFailure]:
         """One entry for each of `count` rows; `RowFailure` where logits are NaN or all masked.
@@ -122,17 +122,16 @@ class SamplingBatch:
         return tensor if self._logprob_row_index is None else tensor[self._logprob_row_index]
 
 
+@dataclass(frozen=True, slots=True)
 class PendingSample:
-    """Sampled tokens on the device, with their transfer to the host under way."""
+    """Sampled tokens on the device, with the transfer of what `batch` reads of them under way."""
 
-    def __init__(self, token_ids: Tensor, numbers: Tensor, batch: SamplingBatch) -> None:
-        """`numbers` `[n]`, doubles, are read by `batch`."""
-        self.token_ids = token_ids
-        self._batch = batch
-        self._transfer = AsyncToHost(numbers)
+    token_ids: Tensor
+    transfer: AsyncToHost
+    batch: SamplingBatch
 
     def read(self) -> list[SampledToken | RowFailure]:
-        return self._batch.read(self._transfer.read()[0].tolist(), len(self.token_ids))
+        return self.batch.read(self.transfer.read()[0].tolist(), len(self.token_ids))
 
 
 def _row_failure(highest: float) -> RowFailure:

@@ -70,8 +70,7 @@ class GrammarMatchers:
 
     def allows(self, sequence: TokenSequence, token_id: int) -> bool:
         """Whether the sequence's grammar allows this token next; faster than a mask. False if it failed."""
-        assert self._compiler is not None
-        matcher = self._advanced_matcher(self._compiler, sequence).ll_matcher
+        matcher = self._advanced_matcher(sequence).ll_matcher
         if token_id in sequence.request.stop_ids:
             return bool(matcher.is_accepting())
         return bool(matcher.validate_tokens([token_id]) == 1)
@@ -85,7 +84,7 @@ class GrammarMatchers:
         """
         for last in (False, True):
             started = time.perf_counter()
-            matcher = self._advanced_matcher(compiler, sequence)
+            matcher = self._advanced_matcher(sequence)
             mask: bytes = matcher.ll_matcher.compute_bitmask()
             matcher.compiled.record_mask_time(time.perf_counter() - started)
             if matcher.compiled.is_large:
@@ -99,12 +98,11 @@ class GrammarMatchers:
             sequence.compiled = successor
         raise _NoToken(f"The grammar failed: {one_line(matcher.ll_matcher.get_error())}")
 
-    def _advanced_matcher(self, compiler: GrammarCompiler, sequence: TokenSequence) -> GrammarMatcher:
-        matcher, request = self._matchers.get(sequence), sequence.request
+    def _advanced_matcher(self, sequence: TokenSequence) -> GrammarMatcher:
+        matcher = self._matchers.get(sequence)
         if matcher is None:
-            assert request.grammar is not None
-            compiled = sequence.compiled or compiler.get_cached(request.grammar, request.fairness_key)
-            matcher = self._matchers[sequence] = GrammarMatcher(compiled, request)
+            assert sequence.compiled is not None, "a grammar is compiled before its request is accepted"
+            matcher = self._matchers[sequence] = GrammarMatcher(sequence.compiled, sequence.request)
         matcher.advance(sequence.tokens)
         return matcher
 
@@ -223,15 +221,17 @@ class RequestRules:
         return bytes(bits)
 
 
-class SamplingRules:
-    """The rules of all requests that have any; they live as long as their sequences."""
+class TokenMasks:
+    """The grammars and rules of all requests that have any; their state lives as long as their sequences."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rules: WeakKeyDictionary[TokenSequence, RequestRules] = WeakKeyDictionary()
+        self.grammars = GrammarMatchers(compiler)
 
-    def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
-        """Combines the sequences' rules with their grammars' masks; None if all tokens are allowed."""
+    def of(self, sequences: Sequence[TokenSequence]) -> Masks | None:
+        """The masks for the next token of these sequences; None if any token may come in all of them."""
+        masks = self.grammars.masks(sequences)
         ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.request)]
         if not ruled:
             return masks
@@ -239,32 +239,22 @@ class SamplingRules:
         for row in ruled:
             if row in masks.failed:
                 continue
-            mask = self._of(sequences[row]).mask(sequences[row].tokens, masks.of.get(row))
+            mask = self._rules_of(sequences[row]).mask(sequences[row].tokens, masks.of.get(row))
             if mask is not None:
                 masks.of[row] = mask
                 if _is_empty(mask):
                     masks.failed[row] = "Of the tokens that the request allows none may come here."
         return masks if masks.of or masks.failed else None
 
-    def _of(self, sequence: TokenSequence) -> RequestRules:
+    def _rules_of(self, sequence: TokenSequence) -> RequestRules:
         rules = self._rules.get(sequence)
         if rules is None:
             rules = self._rules[sequence] = RequestRules(sequence.request, self._vocab_size)
         return rules
 
 
-class TokenMasks:
-    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
-        self._rules = SamplingRules(vocab_size)
-        self.grammars = GrammarMatchers(compiler)
-
-    def of(self, sequences: Sequence[TokenSequence]) -> Masks | None:
-        """The masks for the next token of these sequences; None if any token may come in all of them."""
-        return self._rules.restrict(sequences, self.grammars.masks(sequences))
-
-
 def has_rules(request: EngineRequest) -> bool:
-    """Whether the request has rules for `SamplingRules`, beside its grammar."""
+    """Whether the request has rules for the next token, beside its grammar."""
     return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
 
 

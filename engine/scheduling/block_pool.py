@@ -105,7 +105,7 @@ class BlockPool:
         blocks: list[int] = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._uncache(block)
+            self.uncache((block,))
             self._ref_counts[block] = 1
             blocks.append(block)
         return blocks
@@ -129,7 +129,10 @@ class BlockPool:
     def uncache(self, blocks: Iterable[int]) -> None:
         """Removes these blocks from the prefix cache, so that their content is never reused."""
         for block in blocks:
-            self._uncache(block)
+            digest = self._digest_of[block]
+            if digest is not None:
+                del self._block_of[digest]
+                self._digest_of[block] = None
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Asserts that references agree with `held`, the block lists of all running requests."""
@@ -144,9 +147,3 @@ class BlockPool:
         assert expected[BLANK_BLOCK] == 0, "the blank block is held"
         named = sum(digest is not None for digest in self._digest_of)
         assert named == len(self._block_of), "a digest names a block that does not know it"
-
-    def _uncache(self, block: int) -> None:
-        digest = self._digest_of[block]
-        if digest is not None:
-            del self._block_of[digest]
-            self._digest_of[block] = None

@@ -59,14 +59,10 @@ class HostedTools:
     def needs_approval(self, label: str, name: str) -> bool:
         return name in self.by_label[label].approval_required
 
-    def offers(self, call: McpCall) -> bool:
+    def tool_of(self, call: McpCall | McpApprovalRequest) -> ListedTool | None:
+        """The tool that is called; None if the response does not offer it."""
         listed = self.by_label.get(call.server_label)
-        return listed is not None and any(tool.name == call.name for tool in listed.tools)
-
-    def repeatable(self, call: McpCall) -> bool:
-        """Whether a call that may have been made before a crash may be made again."""
-        listed = self.by_label.get(call.server_label)
-        return listed is not None and any(tool.repeatable for tool in listed.tools if tool.name == call.name)
+        return next((tool for tool in listed.tools if tool.name == call.name), None) if listed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +96,7 @@ class DueCall:
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
     repeatable: bool = False
+    """It may be made again where it may have been made before a crash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,12 @@ class ToolCallEvents:
                 index,
                 call,
                 within_limit=limit is None or made + position < limit,
-                offered=self._hosted.offers(call),
-                repeatable=self._hosted.repeatable(call),
+                offered=tool is not None,
+                repeatable=tool is not None and tool.repeatable,
             )
             for position, index in enumerate(self.pending_calls)
             for call in [self._calls[index]]
+            for tool in [self._hosted.tool_of(call)]
         ]
 
     def serves(self, label: str | None) -> bool:

@@ -100,9 +100,8 @@ class McpServers:
             location = self._location(label, credentials, tenant)
         except Exception as error:  # noqa: BLE001 - as in `_as_listed_tool`
             return _resolved(self._failed_list(label, error))
-        exchange = self._start(mcp_session.list_tools(location, self._list_seconds))
-        return _then(
-            exchange,
+        return self._start(
+            mcp_session.list_tools(location, self._list_seconds),
             lambda offered: ToolList(usable_tools(label, offered)),
             partial(self._failed_list, label),
         )
@@ -141,9 +140,9 @@ class McpServers:
             return _resolved(self._failed_call(label, error))
         server = self._share_key(label, credentials)
         call = mcp_session.call_tool(location, name, parsed, self._seconds, self._slots, tenant, server)
-        exchange = self._start(call, response)
-        exchange.add_done_callback(lambda _: self._calls.release(tenant))
-        return _then(exchange, _tool_result, partial(self._failed_call, label))
+        result = self._start(call, _tool_result, partial(self._failed_call, label), response)
+        result.add_done_callback(lambda _: self._calls.release(tenant))
+        return result
 
     def _failed_call(self, label: str, error: BaseException) -> ToolResult:
         if isinstance(error, NoSlot):
@@ -201,17 +200,34 @@ class McpServers:
             return ""
         return f"{host}:{port}"
 
-    def _start(self, exchange: Coroutine[Any, Any, T], response: UUID | None = None) -> "Future[T]":
+    def _start(
+        self,
+        exchange: Coroutine[Any, Any, T],
+        make: Callable[[T], R],
+        explain: Callable[[BaseException], R],
+        response: UUID | None = None,
+    ) -> "Future[R]":
+        """A future of `make(result)`, or of `explain(error)` for any error."""
+        result: Future[R] = Future()
+
+        def finish(future: "Future[T]") -> None:
+            if response is not None:
+                self._discard(response, future)
+            try:
+                value = make(future.result())
+            except BaseException as error:  # noqa: BLE001 - whatever a server makes its client raise
+                value = explain(error)
+            result.set_result(value)
+
         with self._lock:
             if self._closed:
                 exchange.close()
-                return Future()
+                return result
             future = asyncio.run_coroutine_threadsafe(exchange, self._ensure_loop())
             if response is not None:
                 self._pending_calls.setdefault(response, set()).add(future)
-        if response is not None:
-            future.add_done_callback(partial(self._discard, response))
-        return future
+        future.add_done_callback(finish)
+        return result
 
     def _discard(self, response: UUID, future: "Future[Any]") -> None:
         with self._lock:
@@ -241,23 +257,6 @@ def _resolved(value: R) -> "Future[R]":
     future: Future[R] = Future()
     future.set_result(value)
     return future
-
-
-def _then(
-    exchange: "Future[T]", make: Callable[[T], R], explain: Callable[[BaseException], R]
-) -> "Future[R]":
-    """A future of `make(result)`, or of `explain(error)` for any error."""
-    result: Future[R] = Future()
-
-    def finish(future: "Future[T]") -> None:
-        try:
-            value = make(future.result())
-        except BaseException as error:  # noqa: BLE001 - whatever a server makes its client raise
-            value = explain(error)
-        result.set_result(value)
-
-    exchange.add_done_callback(finish)
-    return result
 
 
 def _arguments(text: str) -> dict[str, object] | None:

@@ -358,8 +358,7 @@ def _credentials(tool: McpTool, path: str) -> McpCredentials:
 def check_approved_calls(hosted: HostedTools) -> None:
     """Raises InvalidRequest for an approved call of a tool that the request does not offer."""
     for call in hosted.approved_calls:
-        listed = hosted.by_label.get(call.server_label)
-        if listed is None or all(tool.name != call.name for tool in listed.tools):
+        if hosted.tool_of(call) is None:
             raise InvalidRequest(
                 f"The call of '{call.name[:100]}' is approved, but the tools of this request do not "
                 f"include it: declare the MCP server '{call.server_label[:100]}' again.",

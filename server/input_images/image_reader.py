@@ -6,12 +6,10 @@ sent.
 import hashlib
 import json
 import os
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from engine.bounded_cache import BoundedCache
 from engine.fair_limit import FairLimit
 from engine.request import Engine, ImageText, RequestRefused
 from server.errors import Overloaded
@@ -71,33 +69,6 @@ _Key = tuple[str, bytes, bool]
 """Tenant, SHA-256 of the file, whether its detail is low."""
 
 
-@dataclass(slots=True)
-class _Cache:
-    """Normalised pictures, least recently used first; thread-safe."""
-
-    _most_bytes: int
-    _images: "OrderedDict[_Key, NormalisedImage]" = field(default_factory=OrderedDict)
-    _size: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def get(self, key: _Key) -> NormalisedImage | None:
-        with self._lock:
-            if key not in self._images:
-                return None
-            self._images.move_to_end(key)
-            return self._images[key]
-
-    def put(self, key: _Key, image: NormalisedImage) -> None:
-        with self._lock:
-            if key in self._images:
-                return
-            self._images[key] = image
-            self._size += len(image.data)
-            while self._size > self._most_bytes:
-                _, oldest = self._images.popitem(last=False)
-                self._size -= len(oldest.data)
-
-
 class ImageReader:
     """Thread-safe; its methods block."""
 
@@ -116,7 +87,7 @@ class ImageReader:
         self._allowed = allowed
         self._lookup = lookup
         self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
-        self._cache = _Cache(cache_bytes)
+        self._cache = BoundedCache[_Key, NormalisedImage](cache_bytes)
 
     def with_content(self, image: InputImage) -> InputImage:
         """The picture of a request, fetched if it is at a URL. Raises ImageError."""
@@ -124,11 +95,8 @@ class ImageReader:
             raise ImageError(
                 "Uploaded files are not supported: send the image as image_url.", "image_file_not_found"
             )
-        if not is_data_url(image.image_url):
-            return self._fetched(image, image.image_url)
-        return image
-
-    def _fetched(self, image: InputImage, url: str) -> InputImage:
+        if is_data_url(url := image.image_url):
+            return image
         if not url.lower().startswith(("https://", "http://")):
             raise ImageError("An image_url is a data URL or an https URL.", "invalid_image_url")
         if self._allowed is None:
@@ -163,7 +131,7 @@ class ImageReader:
             if data.startswith(b"{"):
                 raise ImageError(*_MESSAGES[json.loads(data)["error"]])
             image = NormalisedImage(data, hashlib.sha256(data).digest())
-            self._cache.put(key, image)
+            self._cache.put(key, image, len(data))
         return image
 
     def pages(self, tenant: str, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:

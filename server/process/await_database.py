@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -16,6 +15,7 @@ from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.tls import ServerCertificate
 from server.process.open_database import OpenDatabase
+from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.serve")
 
@@ -56,9 +56,9 @@ def await_database(
     app = build_waiting(lambda: wait.reason)
     server = Listener(app, settings, connections, certificate, send_seconds=config.send_seconds)
     with _stopping_at_signals(wait):
-        wait.start()
+        wait.thread.start()
         runner.run(server.serve(listener.dup(), wait.ended.wait))
-    wait.join()
+    wait.thread.stop()
     if wait.error is not None:
         raise wait.error
     return wait.is_ready
@@ -69,8 +69,8 @@ class _Wait:
 
     def __init__(self, opened: OpenDatabase, loop: asyncio.AbstractEventLoop, awaited: ApiError) -> None:
         self._opened, self.loop = opened, loop
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="await database", daemon=True)
+        self._logged, self._logged_at = "", 0.0
+        self.thread = SupervisedThread("await database", self._turn, retry=Retry(max_failures=None))
         self.ended = asyncio.Event()
         """Set when there is nothing to wait for any more. Of the loop."""
         self.is_ready = False
@@ -78,28 +78,20 @@ class _Wait:
         """The reason of the wait, as the error of every request."""
         self.error: Exception | None = None
 
-    def start(self) -> None:
-        self._thread.start()
-
     def stop(self) -> None:
         """Called on the loop."""
-        self._stopped.set()
+        self.thread.request_stop()
         self.ended.set()
 
-    def join(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        logged, logged_at = "", 0.0
-        while not self._stopped.is_set():
-            if str(self.reason) != logged or monotonic() - logged_at >= LOG_SECONDS:
-                logged, logged_at = str(self.reason), monotonic()
-                log.warning("%s", logged)
-            if self._look():
-                self.loop.call_soon_threadsafe(self.ended.set)
-                return
-            self._stopped.wait(POLL_SECONDS)
+    def _turn(self) -> None:
+        if str(self.reason) != self._logged or monotonic() - self._logged_at >= LOG_SECONDS:
+            self._logged, self._logged_at = str(self.reason), monotonic()
+            log.warning("%s", self._logged)
+        if self._look():
+            self.thread.request_stop()
+            self.loop.call_soon_threadsafe(self.ended.set)
+        else:
+            self.thread.wait(POLL_SECONDS)
 
     def _look(self) -> bool:
         """Whether the wait is over."""

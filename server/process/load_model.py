@@ -59,22 +59,18 @@ def load_model(
             image_token_id=model_info.image_token_id,
             grammar_token_ids=model_info.grammar_token_ids,
         )
-    except (OSError, ValueError) as error:
+        if isinstance(model_format, ChatTemplateFormat):
+            _check_format(model_format, config, say)
+        images = _image_reader(config) if model_info.image_placeholder else None
+    except (OSError, ValueError, ConfigError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    if isinstance(model_format, ChatTemplateFormat):
-        try:
-            _check_format(model_format, config, say)
-        except ConfigError:
-            engine.close(drain=False)
-            raise
-    vocabulary = _vocabulary(folder, model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
         engine=engine,
         model_format=model_format,
-        images=_image_reader(config) if model_info.image_placeholder else None,
-        vocabulary=vocabulary,
+        images=images,
+        vocabulary=_vocabulary(folder, model_info.vocab_size),
         max_tool_calls=config.max_hosted_calls,
         summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",

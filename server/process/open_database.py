@@ -115,26 +115,19 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Checks the sessions and the schema, which is migrated if the database is embedded."""
-        self.check_sessions()
-        if not self.is_ready():
+        """Raises ConfigError unless this release can serve on the database."""
+        if not self.can_serve():
             raise ConfigError(BEHIND)
 
     def can_serve(self) -> bool:
-        """`is_ready`, after `check_sessions` has succeeded once.
+        """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
 
-        Raises DatabaseAway while an external database takes no connections, and ConfigError as both do.
+        Raises DatabaseAway while an external database takes no connections, and ConfigError as
+        `check_sessions`, or if a newer release made the schema for itself alone.
         """
         if not self._sessions_are_sound:
             self.check_sessions()
             self._sessions_are_sound = True
-        return self.is_ready()
-
-    def is_ready(self) -> bool:
-        """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
-
-        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
-        """
         state = self._state()
         if state == "behind" and self.is_embedded:
             self._migrate(UPGRADE_S)

@@ -30,6 +30,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
     words = tuple(sorted(token for token, text in known.items() if text.isascii() and text.isalpha()))
     stop_id = _stop_id(folder)
     default = Script(length=config.scripted_tokens)
+    scripts = _script_chooser(config, tokenizer, stop_id, default)
     return ScriptedEngine(
         ScriptedConfig(
             vocabulary=words,
@@ -46,7 +47,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             hang_seconds=config.hang_seconds,
         ),
         deliver,
-        _with_fault(_script_chooser(config.scripted_answers or "[]", tokenizer, stop_id), default, config),
+        scripts,
         on_dead=on_dead,
     )
 
@@ -58,41 +59,31 @@ def _weights(folder: Path, answers: str | None) -> str:
 
 
 def _script_chooser(
-    answers: str, tokenizer: Tokenizer, stop_id: int
+    config: Config, tokenizer: Tokenizer, stop_id: int, default: Script
 ) -> Callable[[EngineRequest], Script | None]:
-    """Chooses a prompt's script: the answer of the first pair whose text is in the prompt; else None."""
+    """Chooses a prompt's script: the answer of the first pair whose text is in the prompt; else None.
+
+    The configured fault is in all scripts, or in those of one seed.
+    """
     try:
-        pairs = decode_as(answers, list[tuple[str, str]])
+        pairs = decode_as(config.scripted_answers or "[]", list[tuple[str, str]])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"scripted-answers must be a JSON list of pairs of strings: {error}.") from error
     scripts = [
         (asked, Script(tokens=(*tokenizer.encode(said, add_special_tokens=False).ids, stop_id)))
         for asked, said in pairs
     ]
+    fault, seed = (None, None) if config.scripted_fault is None else read_fault(config.scripted_fault)
 
     def choose(engine_request: EngineRequest) -> Script | None:
-        if not scripts:
-            return None
-        prompt = engine_request.prompt[: len(engine_request.prompt) - engine_request.output_offset]
-        text = tokenizer.decode(prompt, skip_special_tokens=False)
-        return next((script for asked, script in scripts if asked in text), None)
-
-    return choose
-
-
-def _with_fault(
-    scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
-) -> Callable[[EngineRequest], Script | None]:
-    """Put the configured fault into all scripts, or into the scripts of one seed."""
-    if config.scripted_fault is None:
-        return scripts
-    fault, seed = read_fault(config.scripted_fault)
-
-    def choose(engine_request: EngineRequest) -> Script | None:
-        script = scripts(engine_request)
-        if seed not in (None, engine_request.sampling.seed):
-            return script
-        return replace(script or default, fault=fault)
+        script = None
+        if scripts:
+            prompt = engine_request.prompt[: len(engine_request.prompt) - engine_request.output_offset]
+            text = tokenizer.decode(prompt, skip_special_tokens=False)
+            script = next((script for asked, script in scripts if asked in text), None)
+        if fault is not None and seed in (None, engine_request.sampling.seed):
+            return replace(script or default, fault=fault)
+        return script
 
     return choose
 

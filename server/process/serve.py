@@ -24,7 +24,7 @@ from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
-from server.process.startup_stages import make_mcp_servers
+from server.process.startup_stages import ProcessEnd, Stored, make_mcp_servers
 from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database
@@ -77,7 +77,11 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
-        process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
+        loop = runner.get_loop()
+        stored = Stored(
+            config=config, database=database, opened=opened, loop=loop, end=ProcessEnd(loop), say=say
+        )
+        process = ServerProcess(stored, certificate, scraped)
         stack.callback(process.stop)
         process.run(runner, listener, connections)
     return process.exit_code

@@ -12,7 +12,7 @@ from server.http.metrics_listener import MetricsListener
 from server.metrics.cluster_sampler import ClusterSampler, cluster_families
 from server.metrics.engine_families import engine_families
 from server.metrics.families import Family, counter, counters, gauge, gauges, histogram
-from server.process.startup_stages import Operated
+from server.process.startup_stages import Serving
 from server.store.schema.upgrade import newest_revision
 from server.version import VERSION
 
@@ -20,10 +20,9 @@ from server.version import VERSION
 class ServerMetrics:
     """Collects on the thread of the scrape."""
 
-    def __init__(self, operated: Operated, scraped: socket.socket | None) -> None:
+    def __init__(self, serving: Serving, scraped: socket.socket | None) -> None:
         """`scraped` is the listening socket of the metrics listener, if there is one."""
-        self._operated, self._services = operated, operated.services
-        self._recording = operated.serving.recording
+        self._serving, self._recording, self._services = serving, serving.recording, serving.services
         config, metrics = self._services.config, self._recording.loaded.metrics
         unready, days = partial(unready_reason, self._services), config.retention_days
         self._sampler = ClusterSampler(self._services.database, unready, retention_days=days)
@@ -117,7 +116,7 @@ class ServerMetrics:
         given_up = {(str(kind).lower(),): float(counts.given_up[kind]) for kind in (False, True)}
         says = "Responses that failed because their replica died."
         yield counters("holdfast_given_up", says, ("background",), given_up.items())
-        purged = self._operated.retention.purged.responses
+        purged = self._serving.retention.purged.responses
         yield counter("holdfast_purged", "Responses that this replica has purged.", purged)
 
     def _webhook_families(self) -> Iterator[Family]:
@@ -135,6 +134,6 @@ class ServerMetrics:
         says = "The longest of them."
         yield gauge("holdfast_interpreter_longest_stall_seconds", says, stalls.longest_seconds)
         threads = (*self._services.threads, self._sampler.thread)
-        failures = {(thread.name,): float(thread.activity.failures) for thread in threads}
+        failures = {(thread.name,): float(thread.failures) for thread in threads}
         says = "Turns of a thread that ended with an unexpected exception."
         yield counters("holdfast_thread_failures", says, ("thread",), failures.items())

@@ -9,9 +9,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
 
-from server.configuration.settings import Config
 from server.console.routes import console_routes
 from server.http.app import build
 from server.http.asgi.client_connections import is_health
@@ -21,20 +19,10 @@ from server.http.asgi.tls import ServerCertificate
 from server.process import interrupts
 from server.process.first_key import needs_key
 from server.process.load_model import log_engine
-from server.process.open_database import OpenDatabase
 from server.process.server_metrics import ServerMetrics
 from server.process.shutdown import Shutdown
-from server.process.startup_stages import (
-    Loaded,
-    Operated,
-    ProcessEnd,
-    Recording,
-    Serving,
-    Stored,
-    record_process,
-)
+from server.process.startup_stages import Loaded, Recording, Serving, Stored, record_process
 from server.store.cluster import leases
-from server.store.database import Database
 from server.store.database_errors import DatabaseError
 
 log = logging.getLogger("holdfast.serve")
@@ -50,48 +38,41 @@ class ServerProcess:
 
     def __init__(
         self,
-        config: Config,
-        database: Database,
-        opened: OpenDatabase,
-        loop: asyncio.AbstractEventLoop,
-        say: Callable[[str], None],
+        stored: Stored,
         certificate: ServerCertificate | None = None,
         scraped: socket.socket | None = None,
     ) -> None:
         """`scraped` is the listening socket of the metrics listener."""
-        self._config, self._certificate, self._loop = config, certificate, loop
-        self._database, self._say = database, say
-        self._end = ProcessEnd(loop)
-        stored = Stored(config=config, database=database, opened=opened, loop=loop, end=self._end, say=say)
-        self._operated = Operated(Serving(Recording(Loaded(stored))))
-        self._services = self._operated.services
-        self._metrics = ServerMetrics(self._operated, scraped)
-        serving, workers = self._operated.serving, self._operated.workers
+        self._stored, self._config, self._certificate = stored, stored.config, certificate
+        self._serving = serving = Serving(Recording(Loaded(stored)))
+        self._services = serving.services
+        self._metrics = ServerMetrics(serving, scraped)
         first = (serving.standby, self._services.stall_watch, serving.recording.recorder)
-        for part in (*first, *workers, self._metrics):
+        for part in (*first, *serving.workers, self._metrics):
             part.start()
 
     @property
     def exit_code(self) -> int:
-        return self._end.exit_code
+        return self._stored.end.exit_code
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
         settings = hypercorn_settings(self._config)
+        loop, ended = self._stored.loop, self._stored.end.event
         app = build(self._services, connections, console_routes)
         seconds, certificate, first = self._config.send_seconds, self._certificate, self._goes_first
         server = Listener(app, settings, connections, certificate, send_seconds=seconds, goes_first=first)
-        shutdown = Shutdown(self._services, server, self._loop, self._end.event)
+        shutdown = Shutdown(self._services, server, loop, ended)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, shutdown.request)
+            loop.add_signal_handler(number, shutdown.request)
         if interrupts.was_interrupted():  # between loading and this handler
-            self._end.event.set()
+            ended.set()
         if interrupts.was_terminated():
-            self._loop.call_soon(shutdown.request)
+            loop.call_soon(shutdown.request)
         self._announce(listener)
         gc.freeze()  # a model has a million permanent objects, which collections then skip
         install_patches()
-        runner.run(server.serve(listener, self._end.event.wait))
+        runner.run(server.serve(listener, ended.wait))
 
     def _goes_first(self, target: bytes, authorization: bytes) -> bool:
         """Whether a request is health, or has a key that was valid when it was last used here."""
@@ -100,20 +81,19 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
-        operated, serving = self._operated, self._operated.serving
-        recording, loaded = serving.recording, serving.recording.loaded
+        serving, recording, loaded = self._serving, self._serving.recording, self._serving.recording.loaded
         self._metrics.stop()
         recording.claimer.stop()
         loaded.model.engine.close(drain=False)
         log_engine("ends", loaded.model.engine)
         recording.tool_loop.close()
         loaded.mcp.close()
-        operated.retention.stop()
-        operated.ended_keys.stop()
+        serving.retention.stop()
+        serving.ended_keys.stop()
         recording.recorder.stop(FINAL_WRITE_SECONDS)
         recording.webhooks.stop()
         serving.settlement.stop()
-        operated.refusals.stop()
+        serving.refusals.stop()
         serving.heartbeat.stop()
         serving.standby.stop()
         self._services.stall_watch.stop()
@@ -121,7 +101,7 @@ class ServerProcess:
         serving.follower.stop()
         recording.notifier.stop()
         try:
-            with self._database.begin() as connection:
+            with self._stored.database.begin() as connection:
                 leases.mark_stopped(connection, loaded.replica)
                 record_process(connection, "process.stop", loaded.replica, {"exit_code": self.exit_code})
         except DatabaseError as error:
@@ -129,10 +109,13 @@ class ServerProcess:
 
     def _announce(self, listener: socket.socket) -> None:
         config, name, (host, port) = self._config, self._services.model.name, listener.getsockname()[:2]
-        scheme, needed = "http" if self._certificate is None else "https", needs_key(config, self._database)
+        scheme, needed = (
+            "http" if self._certificate is None else "https",
+            needs_key(config, self._stored.database),
+        )
         served = {"serves_api": config.serves_api, "console": config.console == "on"}
         for line in ready_lines(name, scheme, host, port, needs_key=needed, **served):
-            self._say(line)
+            self._stored.say(line)
 
 
 def ready_lines(

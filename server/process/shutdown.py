@@ -7,6 +7,7 @@ background responses to other replicas, waits for running ones and for readers, 
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from time import monotonic, sleep
 
 from server.http.asgi.listener import Listener
@@ -23,16 +24,14 @@ FINAL_COMMIT_SECONDS = 5.0
 """Time for the commits that end the remaining responses."""
 
 
+@dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Ends the listener by setting `ended`."""
+    """Ends the listener by setting the event."""
 
-    def __init__(
-        self, services: Services, listener: Listener, loop: asyncio.AbstractEventLoop, ended: asyncio.Event
-    ) -> None:
-        self._services = services
-        self._listener = listener
-        self._loop = loop
-        self._ended = ended
+    _services: Services
+    _listener: Listener
+    _loop: asyncio.AbstractEventLoop
+    _ended: asyncio.Event
 
     def request(self) -> None:
         """Called on the loop by each SIGTERM or SIGINT: the first begins, the second ends at once."""

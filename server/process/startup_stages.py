@@ -1,4 +1,4 @@
-"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving, Operated.
+"""The parts of a server process, made in stages: Stored, Loaded, Recording, Serving.
 
 Each stage is made of the one before it, so that nothing can be made before what it needs. Nothing is started
 here.
@@ -87,15 +87,6 @@ class ProcessEnd:
         self.restart()
 
 
-class RecorderInbox:
-    """Delivers to the recorder, which is made after the engine and the tools that send to it."""
-
-    recorder: Recorder
-
-    def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
-        self.recorder.deliver(messages)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """The settings and the open database, which the caller closes."""
@@ -111,14 +102,16 @@ class Stored:
 class Loaded:
     """The model with its engine, and this replica's lease, which begins after the model is loaded."""
 
+    recorder: Recorder
+    """Made in the next stage, after the engine and the tools that deliver to it."""
+
     def __init__(self, stored: Stored) -> None:
         config = stored.config
         self.stored = stored
         self.traces = ResponseTraces()
-        self.inbox = RecorderInbox()
-        deliver, died = self.inbox.deliver, stored.end.engine_died
+        trace_parent_of = self.traces.trace_parent_of
         with interrupts.close_on_interrupt(stored.opened.close):
-            model = load_model(config, deliver, stored.say, died, self.traces.trace_parent_of)
+            model = load_model(config, self.deliver, stored.say, stored.end.engine_died, trace_parent_of)
         log_engine("starts", model.engine)
         self.model = replace(model, seal=load_seal_keys(config, stored.database))
         self.replica = _register(stored, model.names)
@@ -126,6 +119,9 @@ class Loaded:
         self.mcp = make_mcp_servers(config, self.model.seal)
         self.metrics = Metrics()
         self.events = Events(self.metrics.registry, model.name, sorted(self.mcp.registered.labels))
+
+    def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
+        self.recorder.deliver(messages)
 
 
 def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
@@ -180,7 +176,7 @@ class Recording:
         self.hub = Hub(stored.loop)
         self.budgets = Budgets(database, replica)
         self.rates = RateLimits(database)
-        deliver, observe, traces = loaded.inbox.deliver, loaded.events.tool_call, loaded.traces
+        deliver, observe, traces = loaded.deliver, loaded.events.tool_call, loaded.traces
         earlier_result = partial(approved_calls.earlier_result, stored.database)
         self.tool_loop = ToolLoop(
             engine, loaded.mcp, deliver, observe, traces, self._reserve_turn, earlier_result
@@ -189,7 +185,7 @@ class Recording:
         allowed, seconds = allowed_receivers(config), config.webhook_seconds
         self.webhook_client = WebhookClient(loaded.model.seal, allowed, seconds)
         self.webhooks = WebhookSender(database, replica, self.webhook_client, config.webhook_retry_seconds)
-        self.recorder = loaded.inbox.recorder = Recorder(
+        self.recorder = loaded.recorder = Recorder(
             database,
             replica,
             self.hub,
@@ -267,10 +263,10 @@ class Recording:
 
 
 class Serving:
-    """Admission, and the watch over other replicas, which hears of each heartbeat."""
+    """Admission, what is done regularly, and what handlers may use. Hears of each heartbeat."""
 
     def __init__(self, recording: Recording) -> None:
-        loaded = recording.loaded
+        loaded, connections = recording.loaded, OpenConnections()
         stored, model, replica = loaded.stored, loaded.model, loaded.replica
         config, database = stored.config, stored.database
         self.recording = recording
@@ -298,6 +294,50 @@ class Serving:
             self.admission.key_claims.free, recording.budgets.release_refused, recording.rates.write_unused
         )
         self.follower = Follower(database, recording.hub, recording.recorder.produces, recording.on_fenced)
+        self.retention = Retention(database, stored.opened.disk, config, replica)
+        cancel = partial(recording.tool_loop.cancel, reason="key_ended")
+        self.ended_keys = EndedKeyWatch(database, recording.recorder, connections, cancel)
+        self.refusals = RefusalWriter(database, loaded.events.refused)
+        self.workers = (
+            recording.notifier,
+            self.follower,
+            self.heartbeat,
+            self.retention,
+            recording.claimer,
+            recording.webhooks,
+            self.settlement,
+            self.ended_keys,
+            self.refusals,
+        )
+        self.services = self._make_services(connections)
+
+    def _make_services(self, connections: OpenConnections) -> Services:
+        recording, loaded, stored = self.recording, self.recording.loaded, self.recording.loaded.stored
+        return Services(
+            config=stored.config,
+            database=stored.database,
+            authenticator=Authenticator.from_config(stored.config, stored.database),
+            model=loaded.model,
+            replica=loaded.replica,
+            recorder=recording.recorder,
+            hub=recording.hub,
+            disk=stored.opened.disk,
+            notifier=recording.notifier,
+            admission=self.admission,
+            claimer=recording.claimer,
+            heartbeat=self.heartbeat,
+            tool_loop=recording.tool_loop,
+            render_metrics=loaded.metrics.render,
+            events=loaded.events,
+            threads=tuple(worker.thread for worker in self.workers),
+            stall_watch=StallWatch(),
+            traces=loaded.traces,
+            allowed_receivers=recording.webhook_client.allowed,
+            send_sample=recording.webhook_client.send_sample,
+            connections=connections,
+            limits=[],
+            started_at=int(time.time()),
+        )
 
     def on_beat(self, beat: Beat) -> None:
         """Called by the heartbeat's thread when the lease is renewed. May raise DatabaseError."""
@@ -321,58 +361,3 @@ class Serving:
     def on_fenced(self) -> None:
         """Called by the heartbeat's thread when other replicas have declared this one dead."""
         self.recording.on_fenced()
-
-
-class Operated:
-    """The whole process: with what is done regularly for operators, and what handlers may use."""
-
-    def __init__(self, serving: Serving) -> None:
-        recording = serving.recording
-        stored, replica = recording.loaded.stored, recording.loaded.replica
-        database, connections = stored.database, OpenConnections()
-        self.serving = serving
-        self.retention = Retention(database, stored.opened.disk, stored.config, replica)
-        cancel = partial(recording.tool_loop.cancel, reason="key_ended")
-        self.ended_keys = EndedKeyWatch(database, recording.recorder, connections, cancel)
-        self.refusals = RefusalWriter(database, recording.loaded.events.refused)
-        self.workers = (
-            recording.notifier,
-            serving.follower,
-            serving.heartbeat,
-            self.retention,
-            recording.claimer,
-            recording.webhooks,
-            serving.settlement,
-            self.ended_keys,
-            self.refusals,
-        )
-        self.services = self._make_services(connections)
-
-    def _make_services(self, connections: OpenConnections) -> Services:
-        serving, recording = self.serving, self.serving.recording
-        loaded, stored = recording.loaded, recording.loaded.stored
-        return Services(
-            config=stored.config,
-            database=stored.database,
-            authenticator=Authenticator.from_config(stored.config, stored.database),
-            model=loaded.model,
-            replica=loaded.replica,
-            recorder=recording.recorder,
-            hub=recording.hub,
-            disk=stored.opened.disk,
-            notifier=recording.notifier,
-            admission=serving.admission,
-            claimer=recording.claimer,
-            heartbeat=serving.heartbeat,
-            tool_loop=recording.tool_loop,
-            render_metrics=loaded.metrics.render,
-            events=loaded.events,
-            threads=tuple(worker.thread for worker in self.workers),
-            stall_watch=StallWatch(),
-            traces=loaded.traces,
-            allowed_receivers=recording.webhook_client.allowed,
-            send_sample=recording.webhook_client.send_sample,
-            connections=connections,
-            limits=[],
-            started_at=int(time.time()),
-        )

@@ -4,7 +4,6 @@ import msgspec
 
 from server.errors import NotFound
 from server.protocol.responses.input import InputItem
-from server.protocol.responses.items import Item
 from server.protocol.responses.prompt_variables import Template, fill, read_template
 from server.protocol.responses.request import CreateResponse, PromptReference
 from server.request_input.resolve_input import read_request_input
@@ -18,47 +17,36 @@ MAX_VERSION_DIGITS = 9
 def read_templated_input(
     database: Database, tenant: str, request: CreateResponse
 ) -> tuple[CreateResponse, list[InputItem]]:
-    """The template's items, if any, and the parsed input. Raises NotFound, and as `read_request_input`."""
+    """The parsed input, after the items of the template, if any, whose instructions stand for missing ones.
+
+    `prompt.version` becomes the version used. Raises NotFound, DecodeFailure for wrong variables, and as
+    `read_request_input`.
+    """
     reference = request.prompt
     if reference is None:
         return read_request_input(request)
     version, template = database.retry(lambda connection: _find(connection, tenant, reference))
-    request, items = expand(request, reference, version, template)
-    request, input_items = read_request_input(request)
-    return request, [*items, *input_items]
-
-
-def expand(
-    request: CreateResponse, reference: PromptReference, version: int, template: Template
-) -> tuple[CreateResponse, list[Item]]:
-    """The request with the template's instructions, unless it has its own, and the template's items.
-
-    `prompt.version` becomes the version used. Raises DecodeFailure for wrong variables. Pure.
-    """
     filled = fill(template, reference.variables or {})
-    changed = msgspec.structs.replace(
+    request = msgspec.structs.replace(
         request,
         instructions=request.instructions if request.instructions is not None else filled.instructions,
         prompt=msgspec.structs.replace(reference, version=str(version)),
     )
-    return changed, filled.items
+    request, input_items = read_request_input(request)
+    return request, [*filled.items, *input_items]
 
 
 def _find(connection: Connection, tenant: str, reference: PromptReference) -> tuple[int, Template]:
-    version = _version_number(reference)
+    digits = reference.version
+    if digits is not None and not (
+        digits.isascii() and digits.isdigit() and len(digits) <= MAX_VERSION_DIGITS
+    ):
+        raise _unknown(reference)
+    version = None if digits is None else int(digits)
     stored = prompt_templates.get(connection, tenant, reference.id, version)
     if stored is None:
         raise _unknown(reference)
     return stored.version, read_template(stored.content.encode())
-
-
-def _version_number(reference: PromptReference) -> int | None:
-    version = reference.version
-    if version is None:
-        return None
-    if not (version.isascii() and version.isdigit() and len(version) <= MAX_VERSION_DIGITS):
-        raise _unknown(reference)
-    return int(version)
 
 
 def _unknown(reference: PromptReference) -> NotFound:

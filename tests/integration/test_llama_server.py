@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from engine.remote.engine_protocol import CallFault, EngineMismatch, HttpRequest
+from engine.remote.engine_protocol import CallFault, EngineMismatch, HttpRequest, status_fault, sum_metrics
 from engine.remote.fleet import RemoteConfig
 from engine.remote.http_client import EngineClient
 from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import ModelFolder, read_model_folder
 from engine.remote.remote_engine import RemoteEngine
-from engine.remote.server_answers import status_fault, sum_metrics
 from engine.request import EngineRequest, Finished, TokenLogprobs, Tokens
 from tests.support.engines import Listener, make_request, start_model
 from tests.support.llama_server import EXECUTABLE, MISSING, REPOSITORY, LlamaServer, llama_server

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from server.supervised_thread import TICK_SECONDS, Activity, Retry, Stalls, StallWatch, SupervisedThread
+from server.supervised_thread import TICK_SECONDS, Retry, Stalls, StallWatch, SupervisedThread
 from tests.support.eventually import eventually
 
 AT_ONCE = Retry(max_pause=0.0)
@@ -36,8 +36,8 @@ def test_a_turn_that_raises_is_logged_counted_and_repeated(caplog: pytest.LogCap
     with running(thread):
         assert done.wait(10)
         assert thread.trouble() is None
-        assert thread.activity.failures == 2
-    assert thread.activity.consecutive_failures == 0
+        assert thread.failures == 2
+    assert thread.consecutive_failures == 0
     logged = [record for record in caplog.records if record.exc_info is not None]
     assert len(logged) == 2
     assert "worker" in caplog.text
@@ -72,14 +72,15 @@ def test_a_fatal_exception_ends_the_thread_at_once() -> None:
     with running(thread):
         assert ended.wait(10)
     assert fatal == [None]
-    assert thread.activity.failures == 0
+    assert thread.failures == 0
 
 
 def test_a_stopped_thread_is_not_fatal_and_has_no_trouble() -> None:
     fatal: list[None] = []
-    thread = SupervisedThread("worker", lambda: None, on_fatal=lambda: fatal.append(None))
+    turns: list[None] = []
+    thread = SupervisedThread("worker", lambda: turns.append(None), on_fatal=lambda: fatal.append(None))
     with running(thread):
-        eventually(lambda: thread.activity.turns > 3)
+        eventually(lambda: len(turns) > 3)
     thread.stop()
     assert fatal == []
     assert thread.trouble() is None
@@ -110,19 +111,37 @@ def test_a_thread_can_stop_itself_within_a_turn() -> None:
 
 
 def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thread() -> None:
-    activity = Activity("worker", max_turn=60)
-    activity.busy(100)
-    assert activity.trouble(160) is None
-    assert activity.trouble(173) == "the worker thread has been at one turn for 73 s"
-    activity.busy(173)
-    assert activity.trouble(174) is None
+    now, begun, ends = [100.0], threading.Semaphore(0), threading.Semaphore(0)
+
+    def turn() -> None:
+        begun.release()
+        ends.acquire(timeout=10)
+
+    thread = SupervisedThread("worker", turn, max_turn=60, clock=lambda: now[0])
+    with running(thread):
+        assert begun.acquire(timeout=10)
+        now[0] = 160
+        assert thread.trouble() is None
+        now[0] = 173
+        assert thread.trouble() == "the worker thread has been at one turn for 73 s"
+        ends.release()
+        assert begun.acquire(timeout=10)
+        now[0] = 174
+        assert thread.trouble() is None
+        thread.request_stop()
+        ends.release()
 
 
 def test_a_thread_that_waits_for_work_has_no_trouble_however_long_it_waits() -> None:
-    activity = Activity("worker", max_turn=60)
-    activity.busy(0)
-    activity.idle(1)
-    assert activity.trouble(1e6) is None
+    now = [0.0]
+
+    def turn() -> None:
+        thread.wait()
+
+    thread = SupervisedThread("worker", turn, clock=lambda: now[0])
+    with running(thread):
+        now[0] = 1e6
+        eventually(lambda: thread.trouble() is None)
 
 
 def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progress() -> None:
@@ -144,16 +163,25 @@ def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progres
         assert "times in a row" in (thread.trouble() or "")
         healed.set()
         eventually(lambda: thread.trouble() is None)
-        assert thread.activity.failures >= 6
+        assert thread.failures >= 6
 
 
 def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None:
-    activity = Activity("janitor", max_turn=60, must_succeed=False)
-    for _ in range(100):
-        activity.failed()
-    activity.busy(0)
-    assert activity.trouble(1) is None
-    assert activity.trouble(61) is not None
+    now, blocked, ends = [0.0], threading.Event(), threading.Event()
+
+    def turn() -> None:
+        if thread.failures < 7:
+            raise ValueError
+        blocked.set()
+        ends.wait(10)
+
+    thread = SupervisedThread("janitor", turn, retry=Retry(None, 0.001), clock=lambda: now[0])
+    with running(thread):
+        assert blocked.wait(10)
+        assert thread.trouble() is None
+        now[0] = 61
+        assert thread.trouble() is not None
+        ends.set()
 
 
 def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:

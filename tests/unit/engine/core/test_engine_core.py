@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from engine.core import supervisor
+from engine.core import local_engine
 from engine.core.engine_metrics import EngineMetrics
 from engine.executor import OutOfMemory
 from engine.request import Failed, Outbound, RequestRefused
@@ -57,7 +57,7 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.run(make_request("a", make_prompt(20)))
-    bench.engine._supervisor.core._scheduler.pool._ref_counts[1] += 1
+    bench.engine._core._scheduler.pool._ref_counts[1] += 1
     bench.engine.cancel("nobody")  # wakes it, so that it becomes idle again
     eventually(lambda: bench.engine.stats().deaths == 1)
     assert "block 1 is counted 1 times, held 0 times" in caplog.text
@@ -76,7 +76,7 @@ def test_an_idle_engine_has_no_speed_and_lives_on_when_its_books_are_right(bench
 
 def test_the_engine_thread_makes_other_threads_give_way_sooner(bench: Bench) -> None:
     bench.run(make_request("a", make_prompt(20)))
-    assert sys.getswitchinterval() <= supervisor.SWITCH_INTERVAL
+    assert sys.getswitchinterval() <= local_engine.SWITCH_INTERVAL
 
 
 def test_a_failed_request_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

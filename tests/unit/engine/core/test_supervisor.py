@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.core import supervisor
+from engine.core import local_engine
 from engine.core.local_engine import LocalEngine
 from engine.executor import EngineFault, ForwardHandle
 from engine.request import Failed, Outbound, RequestRefused, Tokens
@@ -165,10 +165,10 @@ def test_a_second_death_after_a_minute_is_survived(
     bench: Bench, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(supervisor, "monotonic", lambda: now)
+    monkeypatch.setattr(local_engine, "monotonic", lambda: now)
     for n in range(3):
         kill(bench, str(n))
-        now += supervisor.RECOVERY_SECONDS
+        now += local_engine.RECOVERY_SECONDS
     (after,) = bench.run(make_request("after", make_prompt(20)))
     assert len(after.tokens) == 16
     assert not owner.told

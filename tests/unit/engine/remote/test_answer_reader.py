@@ -85,8 +85,8 @@ async def read_from(
             silence = SilenceTimeout(EngineServer("http://e"), silence_timeout)
             answer = AnswerReader(response, read_event, take, silence)
             try:
-                async with asyncio.timeout(PATIENCE_S), silence.watching():
-                    await answer.read()
+                async with asyncio.timeout(PATIENCE_S), silence.watching(set()):
+                    await answer.read(set())
             except Exception as raised:  # noqa: BLE001 - it is what the test is about
                 error = raised
         async with session.get(f"{url}/second") as response:

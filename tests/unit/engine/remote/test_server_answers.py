@@ -2,8 +2,8 @@
 
 import pytest
 
+from engine.remote.engine_protocol import MAX_REPORTED, status_fault, sum_metrics
 from engine.remote.llama_protocol import LlamaProtocol
-from engine.remote.server_answers import MAX_REPORTED, status_fault, sum_metrics
 from engine.remote.vllm_protocol import VllmProtocol
 from tests.support.routers import MODEL, router_of
 

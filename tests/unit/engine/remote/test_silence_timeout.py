@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def wait_in(silence: SilenceTimeout, entered: asyncio.Event) -> None:
-    async with silence.watching():
+    async with silence.watching(set()):
         entered.set()
         await asyncio.Event().wait()
 
@@ -131,7 +131,7 @@ def test_a_silent_call_that_is_cancelled_is_cancelled(clock: Clock) -> None:
 def test_a_timeout_within_a_call_stays_one() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            async with SilenceTimeout(EngineServer("http://e"), SILENCE).watching(), asyncio.timeout(0):
+            async with SilenceTimeout(EngineServer("http://e"), SILENCE).watching(set()), asyncio.timeout(0):
                 await asyncio.Event().wait()
 
     asyncio.run(main())

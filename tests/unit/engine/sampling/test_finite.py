@@ -102,7 +102,7 @@ def test_a_request_preempted_with_its_token_in_flight_reaches_no_other(decode: s
 
 def _is_near(bench: Bench) -> bool:
     """The next step preempts: no block is free, and the first request's last one is full."""
-    scheduler = bench.engine._supervisor.core._scheduler
+    scheduler = bench.engine._core._scheduler
     first = next(scheduler.sequences())
     return scheduler.pool.free == 0 and first.length >= len(first.blocks) * scheduler.limits.block_size
 

@@ -1,5 +1,6 @@
 """What /health/ready answers when a thread of the process does not do its work."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,13 +47,18 @@ def test_a_thread_that_has_died_is_named() -> None:
 
 
 def test_a_thread_whose_turn_does_not_end_is_named() -> None:
-    now = [0.0]
-    thread = SupervisedThread("keeper", lambda: waits(thread), clock=lambda: now[0])
+    now, begun, ends = [0.0], threading.Event(), threading.Event()
+
+    def turn() -> None:
+        begun.set()
+        ends.wait(10)
+
+    thread = SupervisedThread("keeper", turn, clock=lambda: now[0])
     thread.start()
-    eventually(lambda: thread.activity._state[0])
-    thread.activity.busy(0.0)
+    assert begun.wait(10)
     now[0] = 61.0
     assert health.unready_reason(services(thread)) == "the keeper thread has been at one turn for 61 s"
+    ends.set()
     thread.stop()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import jsonschema_rs
@@ -11,7 +12,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from engine.grammar.compiler import check_grammar
-from engine.request import StructuredOutput
+from engine.request import RequestRefused, StructuredOutput
 from server.model_formats.model_format import CallDelta, CallEnd, PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.relaxed_schemas import (
@@ -97,8 +98,13 @@ def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
     """What the engine follows in its place."""
     engine_request = make_request("forced", [1], grammar=grammar, stop_ids=frozenset({0}))
     compiled = check_grammar(engine_request, compiler)
-    assert compiled is not None
-    return compiled.grammar
+    candidate: StructuredOutput | None = grammar
+    while candidate is not None:
+        with suppress(RequestRefused):
+            if compiler.compiled(candidate, engine_request.fairness_key) is compiled:
+                return candidate
+        candidate = candidate.relaxed
+    raise AssertionError("the engine follows none of its grammars")
 
 
 def arguments(family: str, parameters: dict[str, Any] | None, seed: str, rounds: int = ROUNDS) -> list[Any]:
