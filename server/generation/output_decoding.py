@@ -32,12 +32,13 @@ from server.protocol.responses.response import Response
 
 @dataclass(frozen=True, slots=True)
 class CompactionSpec:
-    """A compaction of the context at the beginning of a response."""
+    """A compaction of the context at the beginning of a response, or between two turns."""
 
     seal: Callable[[str, str], str]
     """From the item's id and the model's summary: the sealed content."""
     by_model: bool
-    """The first turn writes the summary. If False, there is no such turn."""
+    """The turn writes the summary. If False, there are no tokens of one: the first turn goes on with the
+    answer's, a later one is over at once."""
     answers: bool
     """The response continues after the compaction. If False, it ends there."""
 

@@ -71,9 +71,6 @@ class Run:
         self.awaiting_tools = False
         """One turn is over and the next has not begun: the engine has no request of this run."""
         self._hosted_tools = decoding.hosted
-        self._compaction = decoding.compaction
-        self._summary_text: list[str] = []
-        """The summary that the model writes in the first turn of a compaction."""
         self._emitter = EventEmitter(
             facts.id,
             facts.created_at,
@@ -95,11 +92,16 @@ class Run:
         self._tool_work: PendingToolWork | None = None
         self._token_dump: TokenDump | None = None
         self._streamed_prompt_ids = decoding.streamed_prompt_ids
+        self._prompt_grows = False
+        """The current turn's prompt is the previous one with its tokens and what its tools gave."""
         self._begin_decoding(decoding, facts.prompt_tokens)
 
     def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
         self._decoder = OutputDecoder(decoding)
         self._prompt_tokens = prompt_tokens
+        self._compaction = decoding.compaction
+        self._summary_text: list[str] = []
+        """The summary that the model writes in a turn of a compaction."""
         if decoding.token_dump is not None:
             self._token_dump = decoding.token_dump.after_turns(self._token_dump)
         self._resumed_tokens = 0
@@ -129,17 +131,21 @@ class Run:
         events += self._emitter.tool_calls.start()
         if self._emitter.tool_calls.pending_calls:
             self._await_tools()
+        return events + self._begin_compaction()
+
+    def _begin_compaction(self) -> list[Event]:
+        """The events with which the current turn begins if it compacts."""
         if self._compaction is None:
-            return events
-        events += self._emitter.start_compaction(answers=self._compaction.answers)
+            return []
+        events = self._emitter.start_compaction(answers=self._compaction.answers)
         if self._compaction.by_model:
             return events
         return events + self._emitter.end_compaction(self._sealed_summary)
 
     @property
     def writes_summary(self) -> bool:
-        """The current turn's tokens are a compaction's summary, which is not streamed."""
-        return self.turn == 0 and self._compaction is not None and self._compaction.by_model
+        """The current turn is a compaction's alone: its tokens, if any, are a summary and not streamed."""
+        return self._compaction is not None and (self._compaction.by_model or self.turn > 0)
 
     def _sealed_summary(self, item_id: str) -> str:
         assert self._compaction is not None
@@ -283,13 +289,19 @@ class Run:
         return events
 
     def next_turn(self, decoding: DecodingSpec | None, prompt_tokens: int, at: datetime) -> list[Event]:
-        """Begins the next model turn. Without `decoding` there is no token left for it: the response ends."""
+        """Begins the next turn; one that compacts without the model is over at once. Without `decoding` there
+        is no token left for it: the response ends.
+        """
         if decoding is None:
             return self._end("incomplete", TokenUsage(), at, incomplete_reason="max_output_tokens")
+        self._prompt_grows = decoding.compaction is None and not self.writes_summary
         self.turn += 1
         self.awaiting_tools = False
         self._begin_decoding(decoding, prompt_tokens)
-        return []
+        events = self._begin_compaction()
+        if self._compaction is not None and not self._compaction.by_model:
+            self._await_tools()
+        return events
 
     def request_cancel(self, at: datetime, reason: CancelReason | None = None) -> list[Event]:
         """Ends the run between two turns, else the engine's end does. The first reason stays."""
@@ -298,11 +310,10 @@ class Run:
 
     def _add_usage(self, usage: TokenUsage) -> None:
         """Adds a turn. Resumed tokens are output, not prompt; tool output is what the prompt has beyond the
-        previous turn's tokens, unless that wrote a summary.
+        previous turn's tokens, unless the context was compacted between them.
         """
         prompt, tools = usage.prompt - self._resumed_tokens, 0
-        first_is_summary = self._compaction is not None and self._compaction.by_model
-        if len(self._turn_usages) > first_is_summary:
+        if self._turn_usages and self._prompt_grows:
             before = self._turn_usages[-1]
             tools = max(0, prompt - before.input - before.output)
         self._turn_usages.append(

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from server.generation.hosted_items import CALL_EVENTS, tool_result_of
 from server.generation.offered_tools import ToolResult
-from server.protocol.responses.events import Event, Kind, decode_done, delta_of, event_type
+from server.protocol.responses.events import Event, Kind, decode_added, decode_done, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall
 
 _CALL_ENDS = frozenset(
@@ -28,8 +28,10 @@ class LoggedTurn:
     events: list[Event] = field(default_factory=list)
     results: dict[int, ToolResult] = field(default_factory=dict)
     """Results of finished calls by output index; the turn has no token after the first of them."""
-    wrote_summary: bool = False
-    """It wrote a compaction's summary, and the compaction item is done."""
+    compacts: bool = False
+    """The turn is a compaction's alone."""
+    has_compacted: bool = False
+    """The compaction item is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +58,29 @@ class RunLog:
         return False if "response.reasoning_text.delta" in kinds else None
 
     def turns(self, *, writes_summary: bool = False) -> list[LoggedTurn]:
-        """The model turns. A turn ends where the log has the result of a hosted tool call.
+        """The turns. A turn ends where the log has the result of a hosted tool call.
 
-        With `writes_summary` the first turn ends where the log has the finished compaction item.
+        One that compacts begins with the compaction item and ends where that is finished. The first one may
+        go on with an answer after the item: it compacts only with `writes_summary`.
         """
-        turns = [LoggedTurn()]
+        turns = [LoggedTurn(compacts=writes_summary)]
         chunks = dict(self.token_chunks)
         between_turns = False
         for event in self.events:
             kind = event_type(event)
             token_ids = chunks.pop(event.sequence_number, None)
-            if between_turns and token_ids is not None:
-                turns.append(LoggedTurn())
+            begins_item = between_turns and kind == "response.output_item.added"
+            compacts = begins_item and isinstance(decode_added(event.body).item, Compaction)
+            if compacts or (between_turns and token_ids is not None):
+                turns.append(LoggedTurn(compacts=compacts))
                 between_turns = False
             between_turns = between_turns or kind in _CALL_ENDS
             turns[-1].token_ids += token_ids or []
             turns[-1].events.append(event)
             if kind == "response.output_item.done":
                 done = decode_done(event.body)
-                if writes_summary and isinstance(done.item, Compaction):
-                    between_turns, turns[-1].wrote_summary = True, True
+                if turns[-1].compacts and isinstance(done.item, Compaction):
+                    between_turns, turns[-1].has_compacted = True, True
                 elif between_turns and isinstance(done.item, HostedCall):
                     turns[-1].results[done.output_index] = tool_result_of(done.item)
         return turns

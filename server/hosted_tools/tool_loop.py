@@ -215,7 +215,8 @@ class ToolLoop:
         response = turns.response
         try:
             turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
-            if turn is not None and not self._reserve_turn(facts, len(turn.engine_request.prompt)):
+            request = None if turn is None else turn.engine_request
+            if request is not None and not self._reserve_turn(facts, len(request.prompt)):
                 turn = None
         except ApiError as error:
             # A prompt that leaves no room ends a response as `max_output_tokens` does: incomplete.
@@ -228,22 +229,22 @@ class ToolLoop:
             log.exception("the next turn of %s cannot be prepared", fields["response_id"], extra=fields)
             self._deliver([FailRun(response, SERVER_ERROR, CANNOT_GO_ON)])
             return
-        if turn is None:
-            self._deliver([StartTurn(response, None, 0)])
+        if turn is None or request is None:
+            self._deliver([StartTurn(response, None if turn is None else turn.decoding_spec, 0)])
             return
         with self._lock:
             if response not in self._turn_builders:
                 return  # it has ended meanwhile
-            self._engine_requests[response] = turn.engine_request.request_id
-        self._deliver([StartTurn(response, turn.decoding_spec, len(turn.engine_request.prompt))])
+            self._engine_requests[response] = request.request_id
+        self._deliver([StartTurn(response, turn.decoding_spec, len(request.prompt))])
         try:
-            self._engine.submit(turn.engine_request)
+            self._engine.submit(request)
         except RequestRefused as refused:
             self._end_refused(turns, refused)
         with self._lock:
             cancelled = response in self._cancelled or response not in self._turn_builders
         if cancelled:
-            self._engine.cancel(turn.engine_request.request_id)
+            self._engine.cancel(request.request_id)
 
     def _end_refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         fields = response_fields(turns.response, turns.resolved.tenant)

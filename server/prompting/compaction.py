@@ -1,10 +1,9 @@
-"""`context_management`: a response that begins with a compaction of its context.
+"""`context_management`: a response that compacts its context, at its beginning and between its turns.
 
-If the prompt has more tokens than the threshold, the first output item is a sealed compaction, which stands
-for everything before it, and the answer is generated from it. A `compaction_trigger` at the end of the input
-asks for that item alone. A long context is summarised by the model in the response's first turn; a short
-transcript is its own summary and needs no such turn. A response that begins with calls that its input
-approves is not compacted; the response after it is.
+If the prompt of a turn has more tokens than the threshold, a sealed compaction is put out before the turn. It
+stands for everything before it, and the model goes on from it. A `compaction_trigger` at the end of the input
+asks for that item alone. A long context is summarised by the model in a turn of its own; a short transcript
+is its own summary. Calls that the input approves are made on the whole context; it is compacted after them.
 """
 
 from collections.abc import Sequence
@@ -29,12 +28,15 @@ from server.prompting.summary import (
     settings_items,
     transcript,
 )
-from server.protocol.responses.items import InputText, Item, Message, plain_text, with_images
+from server.protocol.responses.items import Compaction, InputText, Item, Message, plain_text, with_images
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
 
 DEFAULT_SHARE = 0.75
 """The threshold, as a share of the model's context, where a request gives none."""
+LOOP_SHARE = 4
+"""Between turns, retained messages and results have 1/4 of the threshold each, so that beside a summary some
+turns fit in before the next compaction."""
 
 
 def prepare_with_compaction(
@@ -46,8 +48,6 @@ def prepare_with_compaction(
     """
     if resolved.request.prewarms:
         return prepare(served, resolved)
-    context = served.model_info.context_length
-    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
     triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
     if approved_calls(resolved.items):
         if triggered:
@@ -57,14 +57,40 @@ def prepare_with_compaction(
                 param="input",
             )
         return prepare(served, resolved)
+    return _prepare_compacted(served, resolved, settings, triggered=triggered)
+
+
+def prepare_later_turn(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
+    """A turn of a response whose `resolved.items` end with its own output: of a summary, or of an answer.
+
+    A compaction that needs no turn of the model is a turn, too. Decided from the request and the items alone,
+    so that a resumed response has the same turns. Raises ApiError or DecodeFailure as `prepare` does.
+    """
+    settings = resolved.request.context_management
+    if not settings or isinstance(resolved.items[-1], Compaction):
+        return prepare(served, resolved)
+    return _prepare_compacted(served, resolved, settings, in_loop=True)
+
+
+def _prepare_compacted(
+    served: LoadedModel,
+    resolved: ResolvedRequest,
+    settings: Sequence[ContextManagement],
+    *,
+    triggered: bool = False,
+    in_loop: bool = False,
+) -> Prepared:
+    """The turn that compacts a context above the threshold; the answer's if there is nothing to gain."""
+    context = served.model_info.context_length
+    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
     length = _prompt_length(served, resolved, min(max(threshold, context), MAX_COUNTED_CONTEXTS * context))
     if length <= threshold and not triggered:
         return prepare(served, resolved)
-    compaction = _Compaction(served, resolved, min(context, threshold))
+    compaction = _Compaction(served, resolved, min(context, threshold), in_loop=in_loop)
     answer = compaction.answer
     if not triggered and (not compaction.summary.transcript or len(answer.prompt.token_ids) >= length):
         return prepare(served, resolved)  # the compacted context is no shorter
-    return compaction.first_turn(answer, answers=not triggered)
+    return compaction.turn(answer, answers=not triggered)
 
 
 def _prompt_length(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> int:
@@ -85,18 +111,20 @@ def _prompt_length(served: LoadedModel, resolved: ResolvedRequest, limit: int) -
 class _Compaction:
     """A context divided into items that stay and a transcript that is summarised."""
 
-    def __init__(self, served: LoadedModel, resolved: ResolvedRequest, context: int) -> None:
-        """`context` is the number of tokens that the compacted context may have."""
+    def __init__(
+        self, served: LoadedModel, resolved: ResolvedRequest, context: int, *, in_loop: bool = False
+    ) -> None:
+        """`context` is the number of tokens that the compacted context may have; `in_loop`: between turns."""
         self._served = served
         self._resolved = resolved
         items = unseal_items(resolved.items, served.seal, resolved.tenant)
-        start = _unanswered_from(items)
-        limit = context // RETAINED_SHARE
+        start = _unanswered_from(items, in_loop=in_loop)
+        limit = context // (LOOP_SHARE if in_loop else RETAINED_SHARE)
         with dividing(served, resolved.tenant, items):
             retained = [
                 *settings_items(items),
                 *retained_messages(served, items, limit),
-                *items[start : start + 1],
+                *(item for item in items[start : start + 1] if isinstance(item, Message)),
                 *newest_results(served, items[start:], limit),
                 *pending_calls(items),
             ]
@@ -119,8 +147,8 @@ class _Compaction:
         """The turn that answers, with a summary cut from the transcript in place of the model's."""
         return prepare(self._served, replace(self._resolved, items=self._context("").items("")))
 
-    def first_turn(self, answer: Prepared, *, answers: bool) -> Prepared:
-        """The first turn of the response; with `answers` false the response ends with the compaction."""
+    def turn(self, answer: Prepared, *, answers: bool) -> Prepared:
+        """The turn that compacts; with `answers` false the response ends with the compaction."""
         served, resolved = self._served, self._resolved
 
         def seal(item_id: str, written: str) -> str:
@@ -141,15 +169,18 @@ class _Compaction:
         )
 
 
-def _unanswered_from(items: Sequence[Item]) -> int:
-    """The index of the last user message, if no assistant message follows it; else the number of items."""
+def _unanswered_from(items: Sequence[Item], *, in_loop: bool) -> int:
+    """The index of the last user message, if no assistant message follows it; else the number of items.
+
+    What the model says between the turns of a loop is no answer; without a user message all belongs to it.
+    """
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         if isinstance(item, Message) and item.role == "user":
             return index
-        if isinstance(item, Message) and item.role == "assistant":
+        if isinstance(item, Message) and item.role == "assistant" and not in_loop:
             break
-    return len(items)
+    return 0 if in_loop else len(items)
 
 
 def _text_only(item: Item) -> Item:

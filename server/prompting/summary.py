@@ -19,18 +19,23 @@ from server.prompting.prompt import characters_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import (
     ID_PREFIXES,
+    CodeInterpreterCall,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    HostedCall,
     InputText,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
+    McpCall,
     Message,
     OtherItem,
     SettingsItem,
+    WebSearchCall,
+    encode_item,
     item_type,
     plain_text,
     text_of,
@@ -38,7 +43,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
 EXCERPT_CHARACTERS = 200
-"""Characters of a retained message that the transcript quotes, to show what an answer refers to."""
+"""Characters of what is retained that the transcript quotes, to show what an answer refers to."""
 ELLIPSIS = "\n[…]\n"
 RETAINED_SHARE = 2
 """Retained messages have at most 1/2 of the context's tokens."""
@@ -108,24 +113,28 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
 
 
 def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
-    """The newest calls with their outputs, from which the model continues."""
+    """The newest calls with their outputs, the server's own included, from which the model continues."""
     chosen = _first_within(served, _answered_calls(items[::-1]), max_tokens)
     return [item for item in items if id(item) in chosen]
 
 
-def _answered_calls(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+def _answered_calls(newest_first: Sequence[Item]) -> Iterator[Sequence[Item]]:
     outputs: dict[str, Item] = {}
     for item in newest_first:
         if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
             outputs[item.call_id or ""] = item
         elif isinstance(item, FunctionCall | CustomToolCall) and item.call_id in outputs:
             yield item, outputs.pop(item.call_id)
+        elif isinstance(item, HostedCall):
+            yield (item,)
 
 
 def _text(item: Item) -> str:
     match item:
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text
+        case McpCall() | CodeInterpreterCall() | WebSearchCall():
+            return encode_item(item).decode()
     return text_of(item) or ""
 
 
@@ -181,7 +190,8 @@ def _line(item: Item, *, quoted: bool) -> str:
         case FunctionCall(name=name) | CustomToolCall(name=name):
             return f"assistant calls {name}: {_text(item)}"
         case FunctionCallOutput() | CustomToolCallOutput():
-            return f"output of the call: {_text(item)}"
+            text = _text(item)
+            return f"output of the call: {shorten(text, EXCERPT_CHARACTERS) if quoted else text}"
         case OtherItem(fields=fields):
             return f"{item_type(item)}: {json.dumps(fields, ensure_ascii=False)}"
         case _:

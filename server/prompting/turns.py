@@ -13,11 +13,11 @@ import msgspec
 
 from engine.request import EngineRequest
 from server.generation.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
-from server.generation.output_decoding import DecodingSpec, WithoutReasoning
+from server.generation.output_decoding import DecodingSpec, WithoutReasoning, no_decoding
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
-from server.prompting.compaction import prepare_with_compaction
+from server.prompting.compaction import prepare_later_turn, prepare_with_compaction
 from server.prompting.engine_request import (
     SEALED_REASONING,
     Prepared,
@@ -89,10 +89,15 @@ def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
 def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
     """The decoding of a response's first turn: of an answer, or of a summary.
 
-    Calls that the input approves are made before an answer. A summary is no output, so the request's stop
-    strings and log probabilities do not apply to it.
+    Calls that the input approves are made before an answer.
     """
-    approving_items = resolved.items if prepared.wants_output else ()
+    return _turn_decoding_spec(served, resolved, prepared, resolved.items if prepared.wants_output else ())
+
+
+def _turn_decoding_spec(
+    served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
+) -> DecodingSpec:
+    """A summary is no output, so the request's stop strings and log probabilities do not apply to it."""
     spec = decoding_spec(served, resolved, prepared.prompt, approving_items)
     if prepared.compaction is None:
         return spec
@@ -166,8 +171,13 @@ def _token_dump(served: LoadedModel, request: CreateResponse, prompt: Prompt) ->
 class NextTurn:
     """A turn's engine request, and how its tokens are decoded."""
 
-    engine_request: EngineRequest
+    engine_request: EngineRequest | None
+    """None for a compaction whose transcript is its own summary: another turn follows at once."""
     decoding_spec: DecodingSpec
+
+    @property
+    def prompt_tokens(self) -> int:
+        return 0 if self.engine_request is None else len(self.engine_request.prompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,9 +226,11 @@ class TurnBuilder:
             ),
             items=[*self.resolved.items, *output],
         )
-        prepared = prepare(self.served, resolved)
+        prepared = prepare_later_turn(self.served, resolved)
+        if prepared.compaction is not None and not prepared.compaction.by_model:
+            return NextTurn(None, replace(no_decoding(), compaction=prepared.compaction))
         engine_request = replace(prepared.engine_request, request_id=f"{resolved.response.hex}.{turn + 1}")
-        return NextTurn(engine_request, decoding_spec(self.served, resolved, prepared.prompt))
+        return NextTurn(engine_request, _turn_decoding_spec(self.served, resolved, prepared))
 
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         request = self.resolved.request

@@ -79,7 +79,7 @@ class RunRegistry:
             case StartRun(run, starts):
                 return starts and not run.started
             case StartTurn(_, decoding):
-                return decoding is None
+                return decoding is None or decoding.compaction is not None
             case CancelRequested(response):
                 run = self._runs.get(response.hex)
                 return run is not None and run.awaiting_tools

@@ -156,29 +156,36 @@ def _replay(
     run.emit_start_events(logged)
     at = logged.first_token_at or run.facts.created_at
     emitted: list[Event] = []
-    engine_request = prepared.engine_request
+    engine_request: EngineRequest | None = prepared.engine_request
     logged_turns = logged.turns(writes_summary=run.writes_summary)
     for number, turn in enumerate(logged_turns):
         if number:
             engine_request = _next_turn(run, turns, at)
+        assert run.writes_summary == turn.compacts, "another kind of turn than was logged"
         emitted += run.feed_logged_tokens(turn.token_ids, turn.events, logged.first_token_at)
-        is_over = turn.wrote_summary or run.awaiting_tools or turn.results
-        ends = engine_request.stop_ids | engine_request.stop_token_ids
-        has_ended = run.has_stopped or bool(turn.token_ids and turn.token_ids[-1] in ends)
+        is_over = turn.has_compacted or run.awaiting_tools or turn.results
+        has_ended = run.has_stopped or _ends(engine_request, turn.token_ids)
         if is_over or (run.has_pending_calls and has_ended):
             _restore_results(run, turn, at)
     run.set_next_seq(logged.next_seq)
-    if run.next_step_is_tools or run.has_stopped:
+    if engine_request is None or run.next_step_is_tools or run.has_stopped:
         return emitted, None
     return emitted, engine_request_after(engine_request, logged_turns[-1].token_ids)
 
 
-def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
+def _ends(engine_request: EngineRequest | None, token_ids: Sequence[int]) -> bool:
+    """Whether the model has ended the turn itself."""
+    if engine_request is None or not token_ids:
+        return False
+    return token_ids[-1] in engine_request.stop_ids | engine_request.stop_token_ids
+
+
+def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest | None:
     tool_work = run.take_tool_work()
     assert tool_work is not None, "a turn that follows calls without results"
     turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
     assert turn is not None, "a turn without a token left for it"
-    run.next_turn(turn.decoding_spec, len(turn.engine_request.prompt), at)
+    run.next_turn(turn.decoding_spec, turn.prompt_tokens, at)
     return turn.engine_request
 
 
