@@ -431,7 +431,7 @@ def test_after_a_call_without_a_result_its_approval_is_spent_and_the_model_is_to
     assert (kinds(told)[-1], len(mcp.calls)) == ("message", 1)
 
 
-def test_allowed_call_is_made_on_the_uncompacted_context_and_the_next_response_compacts_it(
+def test_allowed_call_is_made_on_the_uncompacted_context_and_compacted_after_it(
     server: ServerProcess, mcp: Mcp
 ) -> None:
     tool = {"type": "mcp", "server_label": "city", "allowed_tools": ["get_weather"]}
@@ -446,9 +446,9 @@ def test_allowed_call_is_made_on_the_uncompacted_context_and_the_next_response_c
     refused = httpx.post(f"{server.api}/responses", json=triggered, timeout=60)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
     told = post(server, later)
-    assert (kinds(told), mcp.calls[1:]) == (["mcp_call", "message"], [])
+    assert (kinds(told), mcp.calls[1:]) == (["mcp_call", "compaction", "message"], [])
     thanks = {"model": MODEL, "input": "Thank you", "previous_response_id": told["id"], "temperature": 0}
-    assert kinds(post(server, thanks | low)) == ["compaction", "message"]
+    assert kinds(post(server, thanks | low)) == ["message"]
 
 
 @pytest.mark.faults

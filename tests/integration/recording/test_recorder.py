@@ -5,17 +5,21 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engine.request import Failed, FinishReason, TokenUsage
+from engine.request import Failed, Finished, FinishReason, TokenUsage
 from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
+from server.generation.offered_tools import ToolResult
+from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.protocol.responses.events import event_type
+from server.protocol.responses.items import Compaction, Message
 from server.recording.inbox import CommitPace, Inbox, Pause
 from server.recording.recorder import Recorder
-from server.recording.recorder_messages import FailRun, RecorderMessage, StartRun
+from server.recording.recorder_messages import FailRun, RecorderMessage, StartRun, StartTurn, ToolCallFinished
+from server.recording.write_updates import read_log
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
-from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
+from tests.support.builders import BREAK_PARSER, HALF, TENANT, SpelledParser, accept, kill, say, think
 from tests.support.event_order import is_terminal
 from tests.support.eventually import eventually
 
@@ -48,6 +52,33 @@ def test_a_run_and_its_first_tokens_in_one_delivery_are_stored(bench: Bench) -> 
     assert text_of(bench, run) == "first"
     bench.feed(finished(run))
     assert bench.hub.frames(run.facts.id) == bench.frames(run.facts.id)[2:]
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_compaction_between_turns_is_stored_as_a_turn_before_the_next_one_begins(
+    bench: Bench, by_model: bool
+) -> None:
+    run = bench.begin()
+    bench.feed(tokens(run, say("Hm.")), ToolCallFinished(run.facts.id, 0, ToolResult("Rain.")))
+    spec = CompactionSpec(lambda item_id, written: f"{item_id}: {written}", by_model, answers=True)
+    bench.feed(StartTurn(run.facts.id, DecodingSpec(SpelledParser(), compaction=spec), 9))
+    if by_model:
+        bench.feed(tokens(run, say("They met.")), finished(run))
+    stored = bench.stored(run.facts.id)
+    assert [event_type(event).removeprefix("response.") for event in stored[-3:]] == [
+        "output_item.added",
+        "compaction.compacting",
+        "output_item.done",
+    ]
+    with bench.database.begin() as connection:
+        chunks = read_log(connection, run.facts.tenant, run.facts.id).token_chunks
+    assert (len(chunks), chunks[-1][0] == stored[-1].sequence_number) == (1 + by_model, by_model)
+    work = run.take_tool_work()
+    assert work is None or (work.calls, work.turn) == ((), 1)
+    assert run.awaiting_tools
+    bench.feed(StartTurn(run.facts.id, DecodingSpec(SpelledParser()), 9), tokens(run, say("Hi.")))
+    bench.feed(Finished(run.engine_request_id, "stop", TokenUsage(9, 0, 3)))
+    assert [type(item) for item in run.output][-2:] == [Compaction, Message]
 
 
 def test_one_commit_carries_all_runs_of_a_delivery(bench: Bench) -> None:

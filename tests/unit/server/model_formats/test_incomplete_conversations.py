@@ -22,6 +22,7 @@ from server.protocol.responses.request import Effort
 from tests.support.families import CALLERS, CLOCK, WEATHER, format_of, ids_of, shown, templated, tokenizer_at
 
 SYSTEM = Message("s", "completed", "system", [InputText("Sys.")])
+SUMMARY = Message("cmp", "completed", "developer", [InputText("Sum.")])
 USER = Message("u", "completed", "user", [InputText("Ask.")])
 FIRST = Message("a", "completed", "assistant", [OutputText("First.")])
 SECOND = Message("b", "completed", "assistant", [OutputText("Second.")])
@@ -85,6 +86,11 @@ PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n<
     [
         (TURNS, [CALL, OUTPUT], f"[assistant]{PARIS}[tool]Rain.[go]"),
         (NEEDS_USER + TURNS, [SYSTEM], "[system]Sys.[user][go]"),
+        (
+            NEEDS_USER + TURNS,
+            [SUMMARY, CALL, OUTPUT],
+            f"[system]Sum.[user][assistant]{PARIS}[tool]Rain.[go]",
+        ),
         (NEEDS_USER + TURNS, [FIRST], "[user][assistant]First.[go]"),
         (NEEDS_USER + TURNS, [SYSTEM, CALL, OUTPUT], f"[system]Sys.[user][assistant]{PARIS}[tool]Rain.[go]"),
         (NEEDS_USER + TURNS, [FIRST, USER], "[assistant]First.[user]Ask.[go]"),
