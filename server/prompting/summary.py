@@ -19,7 +19,6 @@ from server.prompting.prompt import characters_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import (
     ID_PREFIXES,
-    CodeInterpreterCall,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -30,12 +29,9 @@ from server.protocol.responses.items import (
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
-    McpCall,
     Message,
     OtherItem,
     SettingsItem,
-    WebSearchCall,
-    encode_item,
     item_type,
     plain_text,
     text_of,
@@ -83,7 +79,7 @@ def _first_within(served: LoadedModel, groups: Iterable[Sequence[Item]], max_tok
     count = _TokenCount(served)
     left = max_tokens
     for group in groups:
-        left -= sum([count(_text(item), left) for item in group])
+        left -= sum([count(_text(item), left) for item in items_for_model(group)])
         if left < 0:
             break
         chosen |= set(map(id, group))
@@ -133,8 +129,6 @@ def _text(item: Item) -> str:
     match item:
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text
-        case McpCall() | CodeInterpreterCall() | WebSearchCall():
-            return encode_item(item).decode()
     return text_of(item) or ""
 
 

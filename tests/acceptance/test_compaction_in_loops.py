@@ -191,7 +191,7 @@ MOMENTS = {
 def test_response_goes_on_after_a_kill_around_its_compaction(
     start_server: StartServer, settings: dict[str, object], shop: FakeMcp, question: str
 ) -> None:
-    server = start_server(**settings, scripted_step_seconds=0.005, lease_seconds=2)
+    server = start_server(**settings, scripted_step_seconds=0.003, lease_seconds=2)
     body = {**LOOP, "input": question, "background": True, "seed": 5}
 
     def ended(response: str) -> Body:

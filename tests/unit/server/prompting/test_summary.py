@@ -1,6 +1,6 @@
 import threading
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,11 +13,12 @@ from server.prompting.summary import (
     ELLIPSIS,
     EXCERPT_CHARACTERS,
     dividing,
+    newest_results,
     retained_messages,
     shorten,
     transcript,
 )
-from server.protocol.responses.items import Item
+from server.protocol.responses.items import Item, McpCall
 from tests.support.builders import examples, read_items
 
 TALK: list[Item] = read_items(
@@ -57,6 +58,20 @@ def test_what_is_told_elsewhere_is_only_shown() -> None:
     told = transcript(long, {long[0].id})
     assert told.endswith("\n\nassistant: Yes.")
     assert len(told) < EXCERPT_CHARACTERS + 50
+
+
+def test_of_a_call_of_the_servers_own_that_stays_the_beginning_and_end_are_shown() -> None:
+    call = McpCall("mcp_1", "completed", "city", "find", "{}", output="a" * 1000)
+    (said,) = read_items([{"role": "assistant", "content": "Yes."}])
+    assert len(transcript([call, said], {call.id})) < EXCERPT_CHARACTERS + 100
+    assert "a" * 1000 in transcript([call, said], ())
+
+
+def test_calls_of_the_servers_own_are_among_the_newest_results() -> None:
+    served: Any = SimpleNamespace(model_format=_Format())
+    calls = [McpCall(f"mcp_{n}", "completed", "city", "find", "{}", output="a" * 50) for n in range(4)]
+    # A call has 2 tokens, its output 50, and each of both 5 around it.
+    assert newest_results(served, [*TALK, *calls], 130) == calls[2:]
 
 
 def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
