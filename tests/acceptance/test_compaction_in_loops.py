@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -179,7 +179,7 @@ def is_last_call_done(frame: Frame) -> bool:
 
 
 MARKED = [RESULTS[name] for name in ('{"page": 2}', '{"q": "2"}', '{"step": 8}')]
-MOMENTS = {
+MOMENTS: dict[str, Callable[[Frame], bool]] = {
     "before": is_last_call_done,
     "during": is_added,
     "after": partial(is_done, kind="compaction"),

@@ -105,7 +105,7 @@ def go_on(run: Run, turns: Any, recorder: Recorder, fed: int = 0) -> Iterator[Ru
         yield recorder.commit(run.finish("stop", usage, LATER))
 
 
-def told(run: Run) -> tuple[list[bytes], tuple[TurnUsage, ...]]:
+def told(run: Run) -> tuple[list[bytes], Sequence[TurnUsage]]:
     assert run.ending is not None
     return [encode_item(item) for item in run.output], run.ending.turns
 
