@@ -1,4 +1,4 @@
-"""`context_management`: a response that compacts its context, at its beginning and between its turns.
+"""`context_management`: a response that compacts its context, before its first turn and between turns.
 
 If the prompt of a turn has more tokens than the threshold, a sealed compaction is put out before the turn. It
 stands for everything before it, and the model goes on from it. A `compaction_trigger` at the end of the input
