@@ -187,7 +187,9 @@ MOMENTS: dict[str, Callable[[Frame], bool]] = {
 }
 
 
-@pytest.mark.parametrize("question", ["Read the pages.", "Reckon.", "Walk."])
+@pytest.mark.parametrize(
+    "question", ["Read the pages.", "Walk.", pytest.param("Reckon.", marks=pytest.mark.faults)]
+)
 def test_response_goes_on_after_a_kill_around_its_compaction(
     start_server: StartServer, settings: dict[str, object], shop: FakeMcp, question: str
 ) -> None:
