@@ -375,7 +375,7 @@ def request_echo(
         top_p=request.top_p if request.top_p is not None else model.top_p,
         truncation=request.truncation or "disabled",
         user=request.user,
-        ignored_tools=tools.ignored_types(request.tools) or msgspec.UNSET,
+        ignored_tools=(tools.ignored_types(request.tools) if request.tools else None) or msgspec.UNSET,
     )
 
 
