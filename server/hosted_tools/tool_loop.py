@@ -219,6 +219,9 @@ class ToolLoop:
             if request is not None and not self._reserve_turn(facts, len(request.prompt)):
                 turn = None
         except ApiError as error:
+            if error.retry and turns.resolved.request.background:
+                self._deliver([ReleaseRuns(frozenset({response}))])
+                return
             # A prompt that leaves no room ends a response as `max_output_tokens` does: incomplete.
             too_long = error.code == "context_length_exceeded"
             end = StartTurn(response, None, 0) if too_long else FailRun(response, SERVER_ERROR, str(error))

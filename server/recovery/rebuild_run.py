@@ -14,7 +14,7 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest
-from server.errors import ApiError
+from server.errors import ApiError, Overloaded, TooManyRequests
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
 from server.generation.run_log import LoggedTurn, RunLog, texts
@@ -105,6 +105,8 @@ def _told_of(stored: StoredResponse) -> Iterator[None]:
         yield
     except (DatabaseError, OSError, MemoryError, ImportError):
         raise
+    except (Overloaded, TooManyRequests) as error:  # of long prompts; the response is released
+        raise BlockingIOError(str(error)) from error
     except (ApiError, DecodeFailure) as error:
         log.error("%s cannot be prepared again: %s", name, error, extra=stored.log_fields)
     except Exception:

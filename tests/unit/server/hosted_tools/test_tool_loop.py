@@ -4,11 +4,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import pytest
+
+from server.errors import Overloaded
 from server.generation.run import RunFacts
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.recording.recorder_messages import ReleaseRuns, StartTurn
+from server.recording.recorder_messages import SERVER_ERROR, FailRun, ReleaseRuns, StartTurn
 from tests.support.builders import make_facts
 
 
@@ -68,4 +71,25 @@ def test_a_background_response_is_released_where_its_next_turn_would_begin_once_
     run: Any = SimpleNamespace(facts=SimpleNamespace(id=response))
     loop.begin(run, cast("Any", SimpleNamespace(calls=())))
     assert delivered == [ReleaseRuns(frozenset({response}))]
+    loop.close()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_where_there_is_no_room_to_write_a_prompt_a_background_response_is_released(
+    *, background: bool
+) -> None:
+    delivered: list[object] = []
+    engine = SimpleNamespace(submit=None, cancel=lambda _request: None)
+    loop = ToolLoop(cast("Any", engine), McpServers(RegisteredServers(), 1), delivered.extend)
+    response = uuid4()
+
+    def next_turn(*_: object) -> object:
+        raise Overloaded("Full.", limit="long prompts")
+
+    resolved = SimpleNamespace(request=SimpleNamespace(background=background))
+    turns: Any = SimpleNamespace(response=response, next_turn=next_turn, resolved=resolved)
+    work = cast("Any", SimpleNamespace(output=(), turn=1, output_tokens=0))
+    loop._begin_turn(make_facts(id=response), turns, work)
+    released = ReleaseRuns(frozenset({response}))
+    assert delivered == [released if background else FailRun(response, SERVER_ERROR, "Full.")]
     loop.close()
