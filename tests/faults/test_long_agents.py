@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,10 @@ STEP: Body = {
     "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
 }
 SETTINGS = {"durability": "strict", "scripted_step_seconds": 0.001}
+COMPACTION: Body = {"context_management": [{"type": "compaction", "compact_threshold": 12_000}]}
+SUMMARY = "about to be forgotten"
+"""Words of the prompt by which the model writes a summary."""
+LIMITS: dict[str, Body] = {"truncated": {}, "compacted": COMPACTION}
 
 
 def result(number: int) -> str:
@@ -47,7 +51,7 @@ def answers(name: str) -> str:
     """Calls the tool with the number after that of the newest result, and ends after the last one."""
     said = [tool_call(name, n=number) for number in range(STEPS)]
     pairs = [(f"result {number:03}:", call) for number, call in enumerate([*said[1:], "I am there."])]
-    return json.dumps([*reversed(pairs), (TASK, said[0])])
+    return json.dumps([(SUMMARY, "So far, so good."), *reversed(pairs), (TASK, said[0])])
 
 
 class Deaths:
@@ -110,10 +114,10 @@ def until_answered(ask: Ask, body: Body) -> Body:
     return eventually(partial(ask, body), within=PATIENCE_S) or {}
 
 
-def walk(powered: PoweredServer, ask: Ask, deaths: Deaths) -> list[str]:
-    """The ids of the chain's responses."""
+def walk(powered: PoweredServer, ask: Ask, deaths: Deaths, limits: Body) -> list[Body]:
+    """The chain's responses, as they are stored."""
     agent, chain = Agent(), []
-    body: Body = {"model": MODEL, "tools": [STEP], "truncation": "auto", "input": TASK}
+    body: Body = {"model": MODEL, "tools": [STEP], "truncation": "auto", "input": TASK, **limits}
     while True:
         deaths.reached(agent.step)
         response = until_answered(ask, body)
@@ -126,9 +130,18 @@ def walk(powered: PoweredServer, ask: Ask, deaths: Deaths) -> list[str]:
     assert set(agent.executed.values()) == {1}
     assert len(chain) == STEPS + 1
     assert deaths.count == DEATHS
-    stored = [eventually(partial(whole, powered, response), within=PATIENCE_S) for response in chain]
-    assert [response["previous_response_id"] for response in stored if response] == [None, *chain[:-1]]
-    return chain
+    stored = [await_stored(powered, response) for response in chain]
+    assert [response["previous_response_id"] for response in stored] == [None, *chain[:-1]]
+    return stored
+
+
+def compactions(responses: Sequence[Body]) -> int:
+    return sum(item["type"] == "compaction" for response in responses for item in response["output"])
+
+
+def await_stored(powered: PoweredServer, response_id: str) -> Body:
+    response = eventually(partial(whole, powered, response_id), within=PATIENCE_S)
+    return response or {}
 
 
 def whole(powered: PoweredServer, response_id: str) -> Body | None:
@@ -191,16 +204,24 @@ def over_websocket(powered: PoweredServer) -> Iterator[Ask]:
             connection.close()
 
 
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("way", [over_http, over_websocket])
-def test_an_agent_that_runs_its_tools_makes_every_call_once(made_dir: Path, way: Way, tally: Tally) -> None:
+def test_an_agent_that_runs_its_tools_makes_every_call_once(
+    made_dir: Path, way: Way, limits: Body, tally: Tally
+) -> None:
     with PoweredServer(made_dir, **SETTINGS, scripted_answers=answers("step")) as powered:
         deaths = Deaths(powered, seed=STEPS)
         with way(powered) as ask:
-            walk(powered, ask, deaths)
+            responses = walk(powered, ask, deaths, limits)
+        assert bool(compactions(responses)) == bool(limits)
+        tally["F50", "compactions of an agent's context"] += compactions(responses)
         tally["F50", "deaths of a server under an agent"] += deaths.count
 
 
-def test_a_server_that_runs_the_tools_makes_every_call_once(made_dir: Path, tally: Tally) -> None:
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_a_server_that_runs_the_tools_makes_every_call_once(
+    made_dir: Path, limits: Body, tally: Tally
+) -> None:
     with running_fakes(1) as (shop,):
         given: list[int] = []
         tool = {"type": "mcp", "server_label": "path", "require_approval": "never"}
@@ -219,13 +240,15 @@ def test_a_server_that_runs_the_tools_makes_every_call_once(made_dir: Path, tall
 
             shop.on_call = arrive
             body = {"model": MODEL, "tools": [tool], "truncation": "auto", "input": TASK, "background": True}
-            response = HTTP.post(f"{powered.process.api}/responses", json=body).json()["id"]
+            response = HTTP.post(f"{powered.process.api}/responses", json={**body, **limits}).json()["id"]
             final = eventually(partial(ended, powered, response), within=PATIENCE_S * DEATHS) or {}
             deaths.finish()
             assert final["status"] == "completed", final["error"]
             assert given == list(range(STEPS))
             calls = [item for item in final["output"] if item["type"] == "mcp_call"]
             assert [json.loads(call["arguments"])["q"] for call in calls] == [f"{n:03}" for n in range(STEPS)]
+            assert bool(compactions([final])) == bool(limits)
+            tally["F50", "compactions within a response"] += compactions([final])
             tally["F50", "deaths of a server in a response of 200 calls"] += deaths.count
             tally["F50", "calls whose result nobody knows"] += sum(STOPPED in str(call) for call in calls)
 
@@ -234,7 +257,7 @@ def hosted_answers() -> str:
     """The same where the result of a call may not be known: the call itself is in the prompt."""
     said = [tool_call("path__find", q=f"{number:03}") for number in range(STEPS)]
     pairs = [(f'"{number:03}"', call) for number, call in enumerate([*said[1:], "I am there."])]
-    return json.dumps([*reversed(pairs), (TASK, said[0])])
+    return json.dumps([(SUMMARY, "So far, so good."), *reversed(pairs), (TASK, said[0])])
 
 
 def ended(powered: PoweredServer, response_id: str) -> Body | None:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from engine.request import IDLE_PRIORITY
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, columns_of
 from server.store import log_append
@@ -107,9 +108,18 @@ def claim_to_end(at: Memory, me: UUID, *, most_deaths: int, limit: int) -> list[
 
 
 def claim_waiting(
-    at: Memory, me: UUID, *, models: Sequence[str], full: Collection[str], most_deaths: int, limit: int
+    at: Memory,
+    me: UUID,
+    *,
+    models: Sequence[str],
+    full: Collection[str],
+    most_deaths: int,
+    limit: int,
+    idle: bool = False,
 ) -> list[StoredResponse]:
     def which(one: StoredResponse) -> bool:
+        if (one.priority >= IDLE_PRIORITY) != idle:
+            return False
         return one.background and one.deaths < most_deaths and one.model in models and one.tenant not in full
 
     return _take(at, me, which, limit)
