@@ -234,10 +234,10 @@ def not_understood(error: Exception) -> CallFault:
     return CallFault("failed", f"its answer is not understood: {one_line(str(error))}")
 
 
-def decode_probe(body: bytes, kind: type[_T], path: str, server: str) -> _T:
+def decode_probe(body: bytes, decoder: "msgspec.json.Decoder[_T]", path: str, server: str) -> _T:
     """The answer to a question at `path`. Raises `EngineMismatch` if it is not that of such a server."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except UNREADABLE as error:
         raise EngineMismatch(f"its answer to {path} is not {server}'s") from error
 

@@ -124,6 +124,9 @@ class _Text(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
+_PROPERTIES = msgspec.json.Decoder(_Properties)
+_SERVED = msgspec.json.Decoder(_Models)
+_SPELLED = msgspec.json.Decoder(_Text)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {"eos": "stop", "limit": "length", "word": "stop"}
 
 
@@ -145,7 +148,7 @@ class LlamaProtocol(EngineProtocol):
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Does not wait for a slot of the server."""
-        properties = await _ask(fetch, HttpRequest("GET", "/props"), _Properties)
+        properties = await _ask(fetch, HttpRequest("GET", "/props"), _PROPERTIES)
         number = properties.build_info.partition("-")[0].removeprefix("b")  # of `b10760-1a2b3c4`
         build = int(number) if number.isdecimal() and len(number) < 10 else 0
         if 0 < build < OLDEST_BUILD:  # 0: the build does not know its number
@@ -154,7 +157,7 @@ class LlamaProtocol(EngineProtocol):
         name = properties.model_alias or file
         if expected.name not in (None, name, file):
             raise EngineMismatch(f"it serves {one_line(name, 200)}, not {expected.name}")
-        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _Models)
+        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _SERVED)
         meta = models.data[0].meta
         return EngineDescription(
             version=one_line(properties.build_info, 60),
@@ -339,14 +342,14 @@ def _logprob(value: float | None) -> float:
 # The probe
 
 
-async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
+async def _ask(fetch: Fetch, request: HttpRequest, decoder: "msgspec.json.Decoder[_T]") -> _T:
     """The server's answer. Raises `CallFault` or `EngineMismatch`."""
     status, body = await fetch(request)
     if status == 404:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
         raise status_fault(status, body, request.path)
-    return decode_probe(body, kind, request.path, "llama-server")
+    return decode_probe(body, decoder, request.path, "llama-server")
 
 
 def _origin(path: str, meta: _ModelMeta) -> str:
@@ -364,5 +367,5 @@ async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) 
     token_ids = comparable_tokens(expected)
     asked = token_ids or list(range(min(size, PROBED_TOKENS)))
     request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
-    text = (await _ask(fetch, request, _Text)).content
+    text = (await _ask(fetch, request, _SPELLED)).content
     return vocabulary_digest(text, token_ids, expected, f"{size}:")

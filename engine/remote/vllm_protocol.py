@@ -145,6 +145,10 @@ class _Rendered(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWER = msgspec.json.Decoder(_Answer)
+_RENDERED = msgspec.json.Decoder(_Rendered)
+_VERSION = msgspec.json.Decoder(_Version)
+_SERVED = msgspec.json.Decoder(_Models)
+_DETOKENIZED = msgspec.json.Decoder(_Detokenized)
 
 
 class VllmProtocol(EngineProtocol):
@@ -162,10 +166,10 @@ class VllmProtocol(EngineProtocol):
     load_metrics = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
-        version = (await _get(fetch, "/version", _Version)).version
+        version = (await _get(fetch, "/version", _VERSION)).version
         if _numbers(version) < OLDEST:
             raise EngineMismatch(f"it is vLLM {one_line(version, 40)}; 0.32 is the oldest that is served")
-        models = (await _get(fetch, MODELS, _Models)).data[: MAX_ADAPTERS + 1]
+        models = (await _get(fetch, MODELS, _SERVED)).data[: MAX_ADAPTERS + 1]
         base = [model for model in models if model.parent is None]
         model = next((model for model in base if expected.name in (None, model.id)), None)
         if model is None:
@@ -251,7 +255,7 @@ class VllmProtocol(EngineProtocol):
 
     def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
         try:
-            rendered = msgspec.json.decode(body, type=_Rendered)
+            rendered = _RENDERED.decode(body)
             (placeholder,) = rendered.features.mm_placeholders["image"]
         except (*UNREADABLE, KeyError, ValueError) as error:
             message = f"its answer to {RENDER} is not understood: {one_line(repr(error))}"
@@ -373,11 +377,11 @@ def _cache_id(digest: bytes, cache_salt: str) -> str:
     return hashlib.sha256(cache_salt.encode() + b"\0" + digest).hexdigest()
 
 
-async def _get(fetch: Fetch, path: str, kind: type[_T]) -> _T:
+async def _get(fetch: Fetch, path: str, decoder: "msgspec.json.Decoder[_T]") -> _T:
     status, body = await fetch(HttpRequest("GET", path))
     if status != 200:
         raise CallFault("failed", f"it answered {status} to {path}")
-    return decode_probe(body, kind, path, "vLLM")
+    return decode_probe(body, decoder, path, "vLLM")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -394,5 +398,5 @@ async def _compare_vocabulary(fetch: Fetch, model: str, expected: ExpectedModel)
         raise CallFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
-    text = decode_probe(answer, _Detokenized, "/detokenize", "vLLM").prompt
+    text = decode_probe(answer, _DETOKENIZED, "/detokenize", "vLLM").prompt
     return vocabulary_digest(text, token_ids, expected)
