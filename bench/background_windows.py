@@ -32,8 +32,8 @@ def run() -> None:
             alone = _answers(server, turn, REQUESTS)
             waiting = _queue(server)
             beside = _answers(server, turn, REQUESTS)
-            left = sum(_status(server, response) != "completed" for response in waiting)
-            eventually(partial(_are_completed, server, waiting), within=600)
+            left = sum(not _has_ended(server, response) for response in waiting)
+            eventually(partial(_have_ended, server, waiting), within=600)
             print(
                 f"  p50 {alone[0]:.1f} and {beside[0]:.1f} ms, p99 {alone[1]:.1f} and {beside[1]:.1f} ms;",
                 end="",
@@ -59,12 +59,14 @@ def _queue(server: ServerProcess) -> list[str]:
         ]
 
 
-def _are_completed(server: ServerProcess, responses: Sequence[str]) -> bool:
-    return all(_status(server, response) == "completed" for response in responses)
+def _have_ended(server: ServerProcess, responses: Sequence[str]) -> bool:
+    return all(_has_ended(server, response) for response in responses)
 
 
-def _status(server: ServerProcess, response: str) -> str:
-    return str(httpx.get(f"{server.api}/responses/{response}", timeout=60).json()["status"])
+def _has_ended(server: ServerProcess, response: str) -> bool:
+    """Whether it has all of its tokens."""
+    answer = httpx.get(f"{server.api}/responses/{response}", timeout=60).json()
+    return answer["status"] == "incomplete" and answer["usage"]["output_tokens"] == IDLE_TOKENS
 
 
 def _answers(server: ServerProcess, seed: int, count: int) -> tuple[float, float]:
