@@ -66,7 +66,7 @@ def _have_ended(server: ServerProcess, responses: Sequence[str]) -> bool:
 def _has_ended(server: ServerProcess, response: str) -> bool:
     """Whether it has all of its tokens."""
     answer = httpx.get(f"{server.api}/responses/{response}", timeout=60).json()
-    return answer["status"] == "incomplete" and answer["usage"]["output_tokens"] == IDLE_TOKENS
+    return bool(answer["status"] == "incomplete" and answer["usage"]["output_tokens"] == IDLE_TOKENS)
 
 
 def _answers(server: ServerProcess, seed: int, count: int) -> tuple[float, float]:

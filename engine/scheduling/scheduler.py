@@ -26,7 +26,7 @@ its tokens attend to each other in both directions: a step with such a picture m
 less than the picture's tokens.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ SchedulerOutput = tuple[ScheduledChunk, ...]
 """The chunks of one step, at most one per sequence: those of one token first, then longer ones."""
 
 IDLE_SHARE = 4
-"""Of the token budget, what a step of requests from `IDLE_PRIORITY` on has: the others wait for its end."""
+"""Divides the token budget of steps of requests from `IDLE_PRIORITY` on: others may have to wait for one."""
 CALM_STEPS = 100
 """After this many steps without `OutOfMemory`, a reduced token budget or request limit is doubled."""
 
@@ -187,7 +187,7 @@ class Scheduler:
     def _plan(self, priority: int, budget: int) -> SchedulerOutput:
         """The chunks of requests with a better priority than this, of at most `budget` tokens."""
         size = self.limits.block_size
-        running = list(takewhile(lambda sequence: sequence.request.priority < priority, self._running))
+        running = self._running[: bisect_left(self._running, priority, key=_priority)]
         singles: list[ScheduledChunk] = []
         for sequence in running:
             length = sequence.length
@@ -423,6 +423,10 @@ def _add_prefill(chunks: list[ScheduledChunk], sequence: TokenSequence, left: in
     if count:
         chunks.append(ScheduledChunk(sequence, start, count))
     return count
+
+
+def _priority(sequence: TokenSequence) -> int:
+    return sequence.request.priority
 
 
 def _rank(sequence: TokenSequence) -> tuple[int, int]:

@@ -32,10 +32,10 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,
     INTERNAL_FIELDS,
+    TOOL_TYPES,
     McpTool,
     Tool,
     callable_names,
-    ignored_types,
     read_tools,
 )
 
@@ -87,7 +87,7 @@ def discover_tools(
         mcp_element = request_servers.as_mcp_tool(element)
         if mcp_element is None:
             elements.append(element)
-            if ignored_types([element]) and servers.refuses_unserved:
+            if servers.refuses_unserved and element["type"] not in TOOL_TYPES:
                 raise InvalidRequest(
                     f"Tools of type {element['type'][:64]!r} are not served here: leave it out.",
                     param=f"tools[{index}].type",

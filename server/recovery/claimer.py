@@ -325,11 +325,11 @@ class Claimer:
     @property
     def _idle_room(self) -> int:
         """The number of further responses with a completion window that this replica can run: while no other
-        response runs here, half of what it can run, as others may come at any time.
+        response runs here, half of what it can run but one at least, as others may come at any time.
         """
         self._idle = {response for response in self._idle if response in self._recorder.capacity}
         others = self._recorder.load - len(self._idle)
-        return 0 if others else min(self._room, self._max_running // 2 - len(self._idle))
+        return 0 if others else min(self._room, max(self._max_running // 2, 1) - len(self._idle))
 
     def _claim_waiting(
         self, connection: Connection, full: set[str], *, idle: bool = False

@@ -71,7 +71,7 @@ def read_stored_run(connection: Connection, stored: StoredResponse, served: Load
     """
     logged = read_log(connection, stored.tenant, stored.id)
     resolved, pictures, same_weights = None, {}, False
-    with _told_of(stored):
+    with _failures_logged(stored):
         if not logged.has_gap:
             resolved = _resolve_again(connection, stored, served)
         if resolved is not None and served.images is not None:
@@ -84,7 +84,7 @@ def read_stored_run(connection: Connection, stored: StoredResponse, served: Load
 def rebuild(run: StoredRun, served: LoadedModel) -> Rebuilt:
     """The run at the end of its log. Raises as `read_stored_run` does, but for the database's errors."""
     stored, logged, first = run.stored, run.log, None
-    with _told_of(stored):
+    with _failures_logged(stored):
         if run.resolved is not None:
             first = _prepare_again(stored, served, _with_pictures(run, run.resolved, served))
         if first is not None and run.same_weights:
@@ -98,7 +98,7 @@ def rebuild(run: StoredRun, served: LoadedModel) -> Rebuilt:
 
 
 @contextmanager
-def _told_of(stored: StoredResponse) -> Iterator[None]:
+def _failures_logged(stored: StoredResponse) -> Iterator[None]:
     """Logs why a response cannot go on; faults of the environment, which pass, are raised."""
     name = response_id(stored.id)
     try:

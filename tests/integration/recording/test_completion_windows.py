@@ -41,6 +41,12 @@ def test_they_come_after_every_other_and_take_half_of_what_a_replica_runs(databa
         assert taken(at) == [], "others run, so no more of them begin"
 
 
+def test_a_replica_that_runs_one_at_a_time_runs_them_too(database_url: str) -> None:
+    with taking(database_url, max_running=1) as at:
+        first, _ = queue(at.bench.database, IDLE_PRIORITY, 2)
+        assert taken(at) == [first]
+
+
 def test_they_do_not_begin_while_another_response_runs(database_url: str) -> None:
     with taking(database_url, max_running=8) as at:
         (other,) = queue(at.bench.database, 5)
