@@ -44,7 +44,7 @@ class _SharedBytes:
     """Bytes that the responses of one request share; they are given back with the last response."""
 
     responses: int
-    """Those that have not ended."""
+    """The number of responses that share the bytes and have not ended."""
     images: int
     inputs: int
 

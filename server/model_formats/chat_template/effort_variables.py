@@ -45,7 +45,7 @@ class EffortVariables:
         self._switches = [name for name in THINKING if name in known]
         levels = {name: self._words(name) for name in _LEVELS if name in known}
         self.variables: dict[Effort, dict[str, Any]] = {}
-        """Those for each effort, or for the nearest that the template accepts."""
+        """The template's variables for each effort, or for the nearest effort that the template accepts."""
         self.prompts: dict[Effort, str] = {}
         """The question's prompt for each effort; empty if the template refuses it."""
         for effort in EFFORTS:

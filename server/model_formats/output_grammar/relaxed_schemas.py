@@ -103,7 +103,7 @@ def without_unenforced(schema: Any) -> Any:
 
 
 def format_schema(output_format: TextFormat) -> Mapping[str, Any] | None:
-    """What the grammar enforces of a format; None for text."""
+    """The schema that the grammar enforces for an output format; None for text."""
     if output_format.type == "text":
         return None
     if output_format.type == "json_object" or output_format.schema is None:

@@ -276,8 +276,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFacts:
-    """What a response's run, row and entry in the ledger share, unchanged from its acceptance on. One field
-    is one column.
+    """The fields that a response's run, row and ledger entry share, unchanged from its acceptance on. Each
+    field is a column.
     """
 
     tenant: str
