@@ -188,7 +188,7 @@ def _find(connection: Connection, console: ConsoleRequest, name: str) -> Respons
 
 
 def _offered(connection: Connection, a: ResponseDetail) -> list[Relative]:
-    """Responses of the same chain, conversation and branches; first the siblings, which answer one history."""
+    """Responses of one chain, conversation and branches; first the siblings, which answer one history."""
     siblings: list[Relative] = []
     if len(a.chain) > 1:
         siblings = response_detail.read_branches(connection, a.facts["tenant"], a.chain[-2].id)
