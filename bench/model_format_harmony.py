@@ -5,7 +5,7 @@ import random
 import openai_harmony
 
 from bench.rounds import divide, take_times, tell
-from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.harmony_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
 from server.model_formats.model_format import Delta, Prompt, PromptConversation
 from server.protocol.responses.items import InputText, Item, Message

@@ -39,7 +39,7 @@ from server.model_formats.model_format import (
 from server.model_formats.select_format import load_model_format
 from server.process.scripted_model import scripted_engine
 from server.prompting.engine_request import request_echo
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.decode import decode
 from server.protocol.responses.events import FIRST_EVENTS, frame
 from server.protocol.responses.request import CreateResponse

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from engine.statistics import NOT_MEASURED, RequestTimes, Stats
+from engine.stats_snapshot import NOT_MEASURED, RequestTimes, Stats
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ StructuredOutputKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """The grammar of a request's output. `engine.grammar.lark_source` says what `text` may be."""
+    """The grammar of a request's output. `engine.grammar.structured_output_to_lark` says what `text` is."""
 
     kind: StructuredOutputKind
     text: str = ""

@@ -11,7 +11,7 @@ import pytest
 from server.cli import entry_point as cli
 from server.configuration import settings as config
 from server.http.routes import PUBLIC_ROUTES
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
 from tests.support import states
 from tests.support.documents import ARCHITECTURE, DEVELOPMENT, README, ROOT, pages
 

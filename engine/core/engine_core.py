@@ -21,7 +21,7 @@ from math import inf
 from time import monotonic
 
 from engine.config import SchedulerLimits
-from engine.core.engine_metrics import EngineMetrics
+from engine.core.step_metrics import EngineMetrics
 from engine.executor import (
     Executor,
     ForwardHandle,

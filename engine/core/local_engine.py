@@ -27,13 +27,13 @@ from time import monotonic
 
 from engine.config import EngineConfig, SchedulerLimits
 from engine.core.engine_core import EngineCore
-from engine.core.engine_metrics import EngineMetrics
+from engine.core.step_metrics import EngineMetrics
 from engine.core.watchdog import Watchdog
 from engine.executor import EngineFault, Executor, StepAbandoned
 from engine.front.engine_front import EngineFront
 from engine.front.request_registry import RequestRegistry
 from engine.request import Deliver, ImageText, OnEngineDeath, RequestRefused, describe
-from engine.statistics import Stats
+from engine.stats_snapshot import Stats
 
 log = logging.getLogger(__name__)
 

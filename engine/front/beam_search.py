@@ -29,7 +29,7 @@ from engine.request import (
     TokenUsage,
 )
 from engine.scheduling.block_pool import extend_chain
-from engine.statistics import NOT_MEASURED, RequestTimes
+from engine.stats_snapshot import NOT_MEASURED, RequestTimes
 
 
 @dataclass(frozen=True, slots=True)

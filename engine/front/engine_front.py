@@ -20,7 +20,7 @@ from engine.request import (
     RequestRefused,
 )
 from engine.scheduling.block_pool import extend_chain
-from engine.statistics import Stats
+from engine.stats_snapshot import Stats
 
 
 class EngineFront(ABC):

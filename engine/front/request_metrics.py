@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from engine.scheduling.sequence import TokenSequence
-from engine.statistics import Histogram, RequestStats, RequestTimes
+from engine.stats_snapshot import Histogram, RequestStats, RequestTimes
 
 EndReason = Literal["stop", "length", "abort", "error"]
 END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from engine.grammar.lark_source import to_lark
 from engine.grammar.matcher import BadGrammar, check_first_mask, make_matcher, make_tokenizer
+from engine.grammar.structured_output_to_lark import to_lark
 from engine.request import RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 

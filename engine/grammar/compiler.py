@@ -17,8 +17,8 @@ from typing import Any
 from engine.fair_limit import FairLimit
 from engine.grammar.compile_process import STACK_BYTES as TRIAL_STACK_BYTES
 from engine.grammar.compile_process import TrialProcess
-from engine.grammar.lark_source import MAX_TEXT
 from engine.grammar.matcher import MAX_STATES, BadGrammar, check_first_mask, make_matcher, make_tokenizer
+from engine.grammar.structured_output_to_lark import MAX_TEXT
 from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 

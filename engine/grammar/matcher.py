@@ -63,5 +63,5 @@ class _Tokens:
         self.special_token_ids = sorted({*special, self.eos_token_id})
 
     def __call__(self, _text: bytes) -> list[int]:
-        """Not used: see `lark_source.HEADER`."""
+        """Not used: see `structured_output_to_lark.HEADER`."""
         return []

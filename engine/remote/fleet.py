@@ -28,7 +28,7 @@ from engine.remote.engine_protocol import (
     sum_metrics,
 )
 from engine.remote.http_client import EngineClient
-from engine.remote.router import EngineServer, Router
+from engine.remote.server_choice import EngineServer, Router
 from engine.request import describe
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from engine.remote.engine_protocol import (
     HttpRequest,
     status_fault,
 )
-from engine.remote.router import EngineServer
+from engine.remote.server_choice import EngineServer
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0

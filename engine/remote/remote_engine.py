@@ -17,8 +17,8 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.remote.engine_protocol import CallFault, EngineProtocol, ImageFile
 from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
 from engine.remote.http_client import EngineClient
-from engine.remote.model_folder import ModelFolder
-from engine.remote.request_loop import RemoteMetrics, RequestLoop
+from engine.remote.request_tasks import RemoteMetrics, RequestLoop
+from engine.remote.vocabulary_files import ModelFolder
 from engine.request import (
     Deliver,
     EngineRequest,
@@ -29,7 +29,7 @@ from engine.request import (
     describe,
 )
 from engine.sampling.token_masks import TokenMasks
-from engine.statistics import Stats
+from engine.stats_snapshot import Stats
 
 log = logging.getLogger(__name__)
 

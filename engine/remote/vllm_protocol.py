@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from engine.grammar.lark_source import HEADER
+from engine.grammar.structured_output_to_lark import HEADER
 from engine.remote.engine_protocol import (
     UNREADABLE,
     AnswerChunk,

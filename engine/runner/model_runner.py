@@ -27,7 +27,7 @@ from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
-from engine.sampling.sampler import PendingSample, SamplingBatches
+from engine.sampling.sampling_batch import PendingSample, SamplingBatches
 from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.grammar.compiler import CompiledGrammar
 from engine.request import EngineRequest, FinishReason, TokenUsage
 from engine.scheduling.block_pool import extend_chain
-from engine.statistics import RequestTimes
+from engine.stats_snapshot import RequestTimes
 
 
 class TokenSequence:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from server.administration.actor import Actor, described
-from server.administration.api_objects import key_object
-from server.administration.request_fields import with_request
+from server.administration.objects_from_rows import key_object
+from server.administration.options_and_form_fields import with_request
 from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.protocol.administration.objects import CreatedKey, Key

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from server.administration.actor import Actor, as_json
-from server.administration.request_fields import check_printable, time_of
+from server.administration.options_and_form_fields import check_printable, time_of
 from server.protocol.administration.requests import SetPrice
 from server.store.administration import model_prices
 from server.store.administration.model_prices import StoredPrice

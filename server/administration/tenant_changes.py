@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from server.administration.actor import Actor, described
-from server.administration.api_objects import tenant_object
-from server.administration.request_fields import with_request
+from server.administration.objects_from_rows import tenant_object
+from server.administration.options_and_form_fields import with_request
 from server.caller import SERVER_SETTINGS, TenantSettings, check_tenant
 from server.errors import Conflict, NotFound
 from server.protocol.administration.objects import Tenant

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import UNSET
 
 from server.administration.actor import Actor
-from server.administration.request_fields import with_request
+from server.administration.options_and_form_fields import with_request
 from server.caller import check_tenant
 from server.errors import InvalidRequest, NotFound
 from server.outbound_http import allowed_addresses

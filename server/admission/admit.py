@@ -39,7 +39,7 @@ from server.limits.rate_limits import RateLimits, RateReservation, reserved_toke
 from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.logs.context import current_origin, note_responses
 from server.prompting.engine_request import refusal
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.prompting.turns import first_decoding_spec
 from server.protocol.responses.events import frames
 from server.protocol.responses.input import InputItem

@@ -14,7 +14,7 @@ from engine.request import CheckedRequest, EngineRequest, RequestRefused
 from server.admission.request_validation import validate_request
 from server.caller import Caller
 from server.errors import InvalidRequest
-from server.generation.offered_tools import McpCredentials, approved_calls
+from server.generation.hosted_tools_of_response import McpCredentials, approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.limits.tenant_limits import HistoryReads, QueueLimits
@@ -28,10 +28,10 @@ from server.prompting.engine_request import (
     prompt_logprobs,
     refusal,
 )
-from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import with_prompt_images
 from server.prompting.prompt_limits import check_functions
 from server.prompting.refused_grammars import refused_tool
+from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, count_prompt, first_turn
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id, new_uuid

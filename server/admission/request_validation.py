@@ -16,7 +16,7 @@ from msgspec import Meta
 from server.caller import Caller
 from server.errors import ApiError, InvalidRequest, ModelNotAllowed, UnknownModel
 from server.prompting.engine_request import wants_logprobs
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import OLD_NAMES, with_modern_names
 from server.protocol.completions.requests import CompletionParameters, TextRequest, TokenizeRequest
 from server.protocol.decode import convert, decode_as

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from server.administration import key_changes
-from server.administration.request_fields import time_of
+from server.administration.options_and_form_fields import time_of
 from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Scope
 from server.cli import command as cli
 from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of

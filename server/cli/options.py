@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from server.administration.request_fields import RequestField, fields_of, read_request
+from server.administration.options_and_form_fields import RequestField, fields_of, read_request
 from server.caller import DEFAULT_TENANT
 from server.cli.command import refusals_as_sentences
 from server.store.database import Connection

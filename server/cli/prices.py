@@ -3,7 +3,7 @@
 import argparse
 
 from server.administration import price_changes as administration
-from server.administration.api_objects import price_object
+from server.administration.objects_from_rows import price_object
 from server.cli import command as cli
 from server.cli.options import add_request_options, request_of
 from server.configuration.settings import Config

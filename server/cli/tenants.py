@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 
 from server.administration import tenant_changes as administration
-from server.administration.request_fields import time_of
+from server.administration.options_and_form_fields import time_of
 from server.caller import TenantSettings
 from server.cli import command as cli
 from server.cli.options import add_request_options, request_of

@@ -4,7 +4,7 @@ import argparse
 
 import msgspec
 
-from server.administration.api_objects import trail_object
+from server.administration.objects_from_rows import trail_object
 from server.cli.command import Subcommands, add_command, print_rows, transaction
 from server.cli.options import DURATIONS, duration, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config

@@ -4,7 +4,7 @@ import argparse
 from datetime import timedelta
 
 from server.administration import webhook_changes
-from server.administration.api_objects import delivery_object, endpoint_object
+from server.administration.objects_from_rows import delivery_object, endpoint_object
 from server.caller import DEFAULT_TENANT
 from server.cli import command as cli
 from server.cli.options import add_request_options, duration, refuse_unknown_tenant, request_of, whole_number

@@ -31,10 +31,10 @@ from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
 from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
 from server.prompting.engine_request import LOGPROBS
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import truncate_tokens
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
+from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
+from server.prompting.write_prompt import truncate_tokens
 from server.protocol import ids
 from server.protocol.completions.objects import (
     CompletionUsage,

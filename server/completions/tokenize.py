@@ -7,10 +7,10 @@ from engine.vocabulary import Vocabulary
 from server.completions.chat import as_response_request, validate_chat_request
 from server.errors import InvalidRequest
 from server.model_formats.model_format import PromptError, PromptTooLong
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import write_prompt
 from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
+from server.prompting.served_model import LoadedModel
+from server.prompting.write_prompt import write_prompt
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TokenizeRequest
 from server.protocol.responses.items import Item

@@ -22,7 +22,7 @@ from server.console.value_formats import csv_value
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPools
-from server.http.services import Services
+from server.http.handler_services import Services
 from server.protocol.ids import parse_response_id
 from server.store.database import Database
 

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from server.administration.request_fields import Kind, RequestField, fields_of, read_request, read_time
+from server.administration.options_and_form_fields import (
+    Kind,
+    RequestField,
+    fields_of,
+    read_request,
+    read_time,
+)
 from server.errors import InvalidRequest
 from server.protocol.administration.requests import LimitFields
 

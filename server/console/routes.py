@@ -34,8 +34,8 @@ from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFou
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, PublicEndpoint, address_share
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare
+from server.http.handler_services import Services
 from server.http.json_responses import log_refusal, to_api_error
-from server.http.services import Services
 from server.limits.shared_limit import UNBOUNDED, SharedLimit
 from server.protocol.ids import new_request_id
 from server.store.console.time_limit import TimeOver

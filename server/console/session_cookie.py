@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from server.errors import InvalidRequest
-from server.http.services import Services
+from server.http.handler_services import Services
 from server.protocol.decode import decode_as
 from server.sealing.cipher import Seal
 

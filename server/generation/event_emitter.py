@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from server.generation.offered_tools import HostedTools
+from server.generation.hosted_tools_of_response import HostedTools
 from server.generation.output_decoding import OutputDecoder
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents

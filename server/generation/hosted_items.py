@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.generation.offered_tools import CallType, ToolResult
+from server.generation.hosted_tools_of_response import CallType, ToolResult
 from server.protocol.responses import events as wire
 from server.protocol.responses.items import (
     CodeInterpreterCall,

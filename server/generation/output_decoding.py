@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.generation.offered_tools import HostedTools
+from server.generation.hosted_tools_of_response import HostedTools
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.model_format import (
     CallEnd,

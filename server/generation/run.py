@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from engine.request import FinishReason, TokenLogprobs, TokenUsage
-from engine.statistics import NOT_MEASURED, RequestTimes
+from engine.stats_snapshot import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
-from server.generation.offered_tools import PendingToolWork, ToolResult
+from server.generation.hosted_tools_of_response import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.run_log import RunLog
 from server.generation.token_dump import TokenDump

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 
 from server.generation.hosted_items import CALL_EVENTS, tool_result_of
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.protocol.responses.events import Event, Kind, decode_added, decode_done, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall
 

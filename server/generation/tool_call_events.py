@@ -16,7 +16,7 @@ from server.generation.hosted_items import (
     started_item,
     with_arguments,
 )
-from server.generation.offered_tools import DueCall, HostedTools, ListedServer, ToolResult
+from server.generation.hosted_tools_of_response import DueCall, HostedTools, ListedServer, ToolResult
 from server.generation.written_item import EventNumbers
 from server.protocol import ids
 from server.protocol.responses import events as wire

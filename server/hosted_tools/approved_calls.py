@@ -7,7 +7,7 @@ from uuid import UUID
 
 from server.errors import Conflict
 from server.generation.hosted_items import tool_result_of
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.hosted_tools.mcp_client import failed_result
 from server.protocol import ids
 from server.protocol.responses.items import McpCall, decode_item

@@ -20,7 +20,7 @@ import msgspec
 from engine.fair_limit import FairLimit, NoSlot
 from server.errors import ApiError
 from server.generation.hosted_items import source_urls
-from server.generation.offered_tools import McpCredentials, ToolResult
+from server.generation.hosted_tools_of_response import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
 from server.hosted_tools.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
 from server.hosted_tools.tool_lists import ToolList, ToolListCache, ToolListKey, usable_tools

@@ -21,7 +21,7 @@ from server.errors import (
     ToolServerDown,
     TooManyRequests,
 )
-from server.generation.offered_tools import HostedTools, McpCredentials, hosted_tools_of
+from server.generation.hosted_tools_of_response import HostedTools, McpCredentials, hosted_tools_of
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import TOKEN_HEADER
 from server.hosted_tools.tool_lists import ToolList, usable_tools

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
-from server.generation.offered_tools import DueCall, PendingToolWork, ToolResult
+from server.generation.hosted_tools_of_response import DueCall, PendingToolWork, ToolResult
 from server.generation.run import Run, RunFacts
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.logs.context import response_fields

@@ -30,12 +30,12 @@ from server.http.asgi.endpoint import (
 from server.http.asgi.request_body import drain_and_answer
 from server.http.asgi.request_log import RequestLog, RequestObserver
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
+from server.http.handler_services import ApiCall, Handler, Services
 from server.http.handlers import health, models_and_tokenizer
 from server.http.handlers.health import Health, Version
 from server.http.json_responses import json_response, on_error
 from server.http.query_and_headers import require_json
 from server.http.routes import PUBLIC_ROUTES, ROUTES, PublicHandler, describe
-from server.http.services import ApiCall, Handler, Services
 from server.http.websocket.connection import HandshakeWithoutUpgrade, SocketEndpoint
 from server.http.websocket.session import SocketSession
 from server.limits.shared_limit import SharedLimit

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from server.caller import Scope
 from server.errors import ApiError
-from server.http.services import Handler
+from server.http.handler_services import Handler
 
 H = TypeVar("H")
 

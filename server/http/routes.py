@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import openapi
+from server.http.handler_services import Handler, Services
 from server.http.handlers import (
     administration,
     administration_reports,
@@ -22,7 +23,6 @@ from server.http.handlers import (
 from server.http.handlers.health import Health, Version
 from server.http.json_responses import json_response
 from server.http.operation import Operation
-from server.http.services import Handler, Services
 
 PublicHandler = Callable[[Services, Request], Response]
 

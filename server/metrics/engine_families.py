@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from engine.request import ModelInfo
-from engine.statistics import RequestStats, Stats
+from engine.stats_snapshot import RequestStats, Stats
 from server.metrics.families import Family, Labels, counter, counters, gauge, gauges, histogram
 
 REQUEST_HISTOGRAMS: Mapping[str, tuple[str, str]] = {

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine.statistics import Distribution
+from engine.stats_snapshot import Distribution
 
 Family: TypeAlias = Metric
 Labels = Mapping[str, str]

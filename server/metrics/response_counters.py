@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from server.errors import ApiError
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.metrics.families import OTHER, BoundedLabels
 from server.metrics.refused_requests import RefusedRequests
 from server.protocol.responses.items import McpCall

@@ -6,7 +6,7 @@ from server.model_formats.chat_template.chat_template_format import ChatTemplate
 from server.model_formats.chat_template.template import ChatTemplate, read_json
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.model_format import ModelFormat
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 
 _NOWHERE = VocabularyPlaces()

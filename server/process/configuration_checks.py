@@ -25,7 +25,7 @@ from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 from server.store.session_check import STANDBY
 
 if TYPE_CHECKING:
-    from engine.diagnosis import Diagnosis
+    from engine.load_diagnosis import Diagnosis
 
 MANY_TOKENS = 1000
 """A KV cache of fewer tokens holds hardly one conversation."""
@@ -74,7 +74,7 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
 
 def _diagnose(settings: EngineConfig, say: Callable[[str], None]) -> "Diagnosis":
     with refused_without_torch():
-        from engine.diagnosis import diagnose
+        from engine.load_diagnosis import diagnose
     return diagnose(settings, say)
 
 

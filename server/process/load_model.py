@@ -24,7 +24,7 @@ from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 
 log = logging.getLogger("holdfast.serve")
 
@@ -232,9 +232,9 @@ def connect(
     from engine.remote.engine_protocol import CallFault, EngineMismatch, EngineProtocol
     from engine.remote.fleet import RemoteConfig
     from engine.remote.llama_protocol import LlamaProtocol
-    from engine.remote.model_folder import read_model_folder
     from engine.remote.remote_engine import RemoteEngine
     from engine.remote.vllm_protocol import VllmProtocol
+    from engine.remote.vocabulary_files import read_model_folder
 
     assert config.engine_url is not None
     try:

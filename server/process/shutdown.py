@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from server.http.asgi.listener import Listener
-from server.http.services import Services
+from server.http.handler_services import Services
 from server.recording.recorder_messages import ReleaseRuns
 from server.store.cluster.leases import other_heartbeats
 from server.store.database_errors import DatabaseError

@@ -26,7 +26,7 @@ from server.hosted_tools.registered_servers import RegisteredServers, read_acces
 from server.hosted_tools.tool_loop import ToolLoop
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
-from server.http.services import Services
+from server.http.handler_services import Services
 from server.limits.budgets import Budgets
 from server.limits.rate_limits import RateLimits, reserved_tokens
 from server.limits.settlement import Settlement

@@ -28,10 +28,10 @@ from engine.request import (
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec
 from server.model_formats.model_format import ModelFormat, Prompt, ReasoningMarks
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import too_long
+from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
+from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses import tools
 from server.protocol.responses.items import Item

@@ -7,7 +7,7 @@ from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server.errors import InvalidRequest, Overloaded
 from server.input_images.image_reader import ImageReader, NormalisedImage, image_text
 from server.prompting.engine_request import cache_salt
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.input_images import ImageError, data_url_bytes, is_data_url, parse_content
 from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage, images_of, with_images
 from server.protocol.responses.request import CreateResponse

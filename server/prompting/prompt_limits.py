@@ -6,7 +6,7 @@ What a model format writes into a prompt or a grammar is bounded here; the cost 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.lark_source import MAX_RAW_DEPTH, is_nested_deeper
+from engine.grammar.structured_output_to_lark import MAX_RAW_DEPTH, is_nested_deeper
 from server.errors import OVER_THE_LIMIT, InvalidRequest
 from server.model_formats.model_format import PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import types_of

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.grammar.lark_source import FORM_TYPES, parse_json
 from engine.grammar.matcher import BadGrammar
+from engine.grammar.structured_output_to_lark import FORM_TYPES, parse_json
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.protocol.completions.requests import ResponseFormat

@@ -12,12 +12,17 @@ from uuid import UUID
 import msgspec
 
 from engine.request import EngineRequest
-from server.generation.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
+from server.generation.hosted_tools_of_response import (
+    HostedTools,
+    McpCredentials,
+    call_limit,
+    hosted_tools_of,
+)
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning, no_decoding
 from server.generation.token_dump import TokenDump
-from server.model_formats.chat_template.output_parser import PlainParser
+from server.model_formats.chat_template.chat_output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
-from server.prompting.compaction import prepare_later_turn, prepare_with_compaction
+from server.prompting.context_management import prepare_later_turn, prepare_with_compaction
 from server.prompting.engine_request import (
     SEALED_REASONING,
     Prepared,
@@ -29,9 +34,9 @@ from server.prompting.engine_request import (
     stop_strings,
     wants_logprobs,
 )
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.prompting.served_model import LoadedModel
+from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.request import CreateResponse

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Literal
 from uuid import UUID
 
-from engine.statistics import Histogram
+from engine.stats_snapshot import Histogram
 from server.crashpoints import crashpoint
 from server.protocol.ids import response_id
 from server.recording.lone_commit import Way, commit_alone

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from engine.statistics import Distribution
+from engine.stats_snapshot import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec

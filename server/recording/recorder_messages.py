@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run, RunFacts
 from server.protocol.responses.events import Event

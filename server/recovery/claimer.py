@@ -14,7 +14,7 @@ from uuid import UUID
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
 from server.hosted_tools.tool_loop import ToolLoop
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.recorder import Recorder
 from server.recording.recorder_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun

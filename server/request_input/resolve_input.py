@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
-from server.generation.offered_tools import approved_calls
+from server.generation.hosted_tools_of_response import approved_calls
 from server.limits.tenant_limits import HistoryReads
-from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import PromptImages, prompt_images
+from server.prompting.served_model import LoadedModel
 from server.protocol import ids
 from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.input import (

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, event, pool, text
 from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from engine.statistics import Distribution, Histogram
+from engine.stats_snapshot import Distribution, Histogram
 from server.store.database_errors import (
     DatabaseError,
     TransientError,

@@ -9,8 +9,8 @@ import pytest
 
 from engine.remote.fleet import RemoteConfig
 from engine.remote.llama_protocol import LlamaProtocol
-from engine.remote.model_folder import read_model_folder
 from engine.remote.remote_engine import RemoteEngine
+from engine.remote.vocabulary_files import read_model_folder
 from engine.request import OnEngineDeath
 from tests.support.engines import Bench, Listener
 from tests.support.llama_server import EXECUTABLE, start_llama_server

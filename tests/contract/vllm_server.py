@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.remote.fleet import RemoteConfig
-from engine.remote.model_folder import read_model_folder
 from engine.remote.remote_engine import RemoteEngine
 from engine.remote.vllm_protocol import VllmProtocol
+from engine.remote.vocabulary_files import read_model_folder
 from engine.request import OnEngineDeath
 from tests.contract.llama_server import EXCEPTIONS as OF_LLAMA_SERVER
 from tests.contract.llama_server import PROMPT_LOGPROBS, SALT, RemoteBench

@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.grammar.lark_source import to_lark
 from engine.grammar.matcher import BadGrammar
+from engine.grammar.structured_output_to_lark import to_lark
 from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.model_formats.harmony.tools import encodable
 from server.model_formats.model_format import PromptError
-from server.model_formats.output_grammar.lark_builder import (
+from server.model_formats.output_grammar.grammar_builder import (
     escaped_grammar,
 )
 from server.model_formats.output_grammar.unquoted_strings import strings_of

@@ -28,7 +28,7 @@ from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CancelReason
 from server.recovery.claimer import Claimer

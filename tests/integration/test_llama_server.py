@@ -16,8 +16,8 @@ from engine.remote.engine_protocol import CallFault, EngineMismatch, HttpRequest
 from engine.remote.fleet import RemoteConfig
 from engine.remote.http_client import EngineClient
 from engine.remote.llama_protocol import LlamaProtocol
-from engine.remote.model_folder import ModelFolder, read_model_folder
 from engine.remote.remote_engine import RemoteEngine
+from engine.remote.vocabulary_files import ModelFolder, read_model_folder
 from engine.request import EngineRequest, Finished, TokenLogprobs, Tokens
 from tests.support.engines import Listener, make_request, start_model
 from tests.support.llama_server import EXECUTABLE, MISSING, REPOSITORY, LlamaServer, llama_server

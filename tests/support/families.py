@@ -29,7 +29,7 @@ from server.model_formats.model_format import (
     merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"

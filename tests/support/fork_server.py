@@ -31,7 +31,7 @@ SERVER_MODULES = (
     *(f"server.cli.{name}" for name in ("audit", "database", "doctor", "keys", "prices", "prompts", "trail")),
     *(
         f"server.cli.{name}"
-        for name in ("tenant_data", "tenants", "trail", "webhooks", "db.backup", "db.schema")
+        for name in ("erase_export_import", "tenants", "trail", "webhooks", "db.backup", "db.schema")
     ),
     "server.process.open_database",
     "server.process.serve",

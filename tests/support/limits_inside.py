@@ -17,7 +17,7 @@ from server.limits import tenant_limits
 from server.maintenance import erasure, import_lines
 from server.metrics import response_counters
 from server.model_formats.output_grammar import argument_schemas, relaxed_schemas
-from server.model_formats.tool_calls import literal_arguments
+from server.model_formats.tool_calls import python_calls
 from server.oidc import signing_keys
 from server.outbound_http import guarded_http
 from server.protocol import list_pages
@@ -109,7 +109,7 @@ def _outside() -> Mapping[str, Rows]:
             "schemas in that of one argument, of models that write arguments one by one": (
                 f"{argument_schemas.MAX_READ:,}"
             ),
-            "schemas of a tool that are written out for Gemma": f"{literal_arguments.MAX_SCHEMAS:,}",
+            "schemas of a tool that are written out for Gemma": f"{python_calls.MAX_SCHEMAS:,}",
         },
         "MCP servers and webhooks": {
             "list of a server's tools": f"{mcp_session.MAX_LIST_LINES} lines of events, "

@@ -10,7 +10,8 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from engine import request as engine_request
-from engine.grammar import compile_process, compiler, ebnf_to_lark, lark_source
+from engine.grammar import compile_process, compiler, ebnf_to_lark
+from engine.grammar import structured_output_to_lark as lark
 from server.administration import key_changes, webhook_changes
 from server.admission import request_validation
 from server.configuration.setting_groups.process import MAX_RUNNING
@@ -116,7 +117,7 @@ def _output() -> Mapping[str, Rows]:
             "texts of one tool": f"{prompt_limits.MAX_TOOL_CHARACTERS:,} characters",
             "texts of all tools": f"{prompt_limits.MAX_TOOLS_CHARACTERS:,} characters",
             "values in the schema of one tool": f"{prompt_limits.MAX_TOOL_VALUES:,}, nested "
-            f"{lark_source.MAX_RAW_DEPTH} deep",
+            f"{lark.MAX_RAW_DEPTH} deep",
             "tools of one MCP server": f"{tool_lists.MAX_TOOLS}, {size(mcp.MAX_LIST_BYTES)}",
             "calls that the server makes in one response": f"{default('max_hosted_calls')}; then the model "
             "answers without tools",
@@ -124,15 +125,15 @@ def _output() -> Mapping[str, Rows]:
             "failed call, which the model sees",
         },
         "Schemas and grammars": {
-            "an enforced schema, or another grammar": f"{lark_source.MAX_TEXT:,} characters, nested "
-            f"{lark_source.MAX_RAW_DEPTH} deep",
+            "an enforced schema, or another grammar": f"{lark.MAX_TEXT:,} characters, nested "
+            f"{lark.MAX_RAW_DEPTH} deep",
             "its compile": f"{compile_process.CPU_SECONDS:g} s of a processor, "
             f"{size(compile_process.MEMORY)} of memory",
             "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {parameters.MAX_FORMAT_NAME} in "
             "Chat Completions",
             "the grammar of a custom tool": f"{prompt_limits.MAX_DEFINITION:,} characters",
             "grammar in EBNF": f"{ebnf_to_lark.MAX_EBNF:,} characters",
-            "`structural_tag`": f"{lark_source.MAX_TAGS} parts",
+            "`structural_tag`": f"{lark.MAX_TAGS} parts",
         },
         "Sampling": {
             "`n`": f"{completions.MAX_CHOICES}; {engine_request.MAX_BEAMS} of a beam search",

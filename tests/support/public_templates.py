@@ -29,7 +29,7 @@ from server.model_formats.model_format import (
 )
 from server.model_formats.reasoning import REASONING_FORMATS
 from server.model_formats.select_format import load_model_format
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
 from server.protocol.responses.items import FunctionCall, InputText, Item, Message
 from server.protocol.responses.tools import ToolChoice
 from tests.peers import sources

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from engine.remote.engine_protocol import CallFault, EngineDescription
-from engine.remote.router import EngineServer, Router
+from engine.remote.server_choice import EngineServer, Router
 from engine.scheduling.block_pool import extend_chain
 from tests.support.engines import make_request
 

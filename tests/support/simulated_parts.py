@@ -20,7 +20,7 @@ from engine.request import (
     Tokens,
     TokenUsage,
 )
-from engine.statistics import Stats
+from engine.stats_snapshot import Stats
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader

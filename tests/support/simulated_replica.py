@@ -13,7 +13,7 @@ from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.recording.group_commit import CommitLimits
 from server.recording.recorder import Recorder
 from server.recording.recorder_messages import ReleaseRuns, RunUpdate

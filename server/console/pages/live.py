@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
-from engine.statistics import Distribution, Stats
+from engine.stats_snapshot import Distribution, Stats
 from server.console.console_request import ConsoleRequest, pages
 from server.console.value_formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPool, ThreadPools
-from server.http.services import Services
+from server.http.handler_services import Services
 from server.recording.recorder import RecorderStats
 from server.store.console import live_queries
 from server.store.database import PoolStats

@@ -7,7 +7,7 @@ from server.console.console_request import ConsoleRequest, html, pages, redirect
 from server.console.session_cookie import PATH, end_session, set_session, with_key
 from server.console.templates import render
 from server.errors import NotAuthenticated
-from server.http.services import Services
+from server.http.handler_services import Services
 
 _CONSOLE_SCOPES = frozenset({"admin", "metadata"})
 _OPENS_NOTHING = (

@@ -13,11 +13,11 @@ from server.administration import audited_erasure, key_changes, tenant_changes
 from server.administration.actor import Actor
 from server.delivery.stored_responses import bad_cursor
 from server.errors import Conflict, NotFound
+from server.http.handler_services import ApiCall
 from server.http.handlers.responses import MAX_KEY_LENGTH, bounded_idempotency_key
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
 from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
-from server.http.services import ApiCall
 from server.maintenance.erasure import Outcome
 from server.protocol import ids
 from server.protocol.administration import objects, requests

@@ -8,14 +8,14 @@ from uuid import UUID
 from starlette.requests import Request
 
 from server.administration import price_changes
-from server.administration.api_objects import price_object, replica_object, trail_object, usage_object
-from server.administration.request_fields import time_of
+from server.administration.objects_from_rows import price_object, replica_object, trail_object, usage_object
+from server.administration.options_and_form_fields import time_of
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest
+from server.http.handler_services import ApiCall
 from server.http.handlers.administration import ADMIN, changing
 from server.http.operation import Parameter, RouteTable
 from server.http.query_and_headers import MODEL, PAGE, TENANT, one_of, page_request, text, unix_seconds
-from server.http.services import ApiCall
 from server.protocol.administration import objects
 from server.protocol.administration.objects import page_of, read_cursor
 from server.protocol.administration.requests import SetPrice, UnixSeconds

@@ -19,10 +19,10 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, ModelFailed, NotFound
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
+from server.http.handler_services import ApiCall
 from server.http.handlers import responses
 from server.http.json_responses import json_response
 from server.http.operation import RouteTable
-from server.http.services import ApiCall
 from server.protocol import ids
 from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import read_messages

@@ -6,9 +6,9 @@ from msgspec import Raw
 
 from server.delivery.stored_responses import bad_cursor
 from server.errors import ConversationLocked, NotFound
+from server.http.handler_services import ApiCall
 from server.http.operation import RouteTable
 from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
-from server.http.services import ApiCall
 from server.protocol import conversation_objects as objects
 from server.protocol import ids
 from server.protocol.decode import decode

@@ -4,10 +4,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.handler_services import ApiCall, Services
 from server.http.json_responses import json_response
 from server.http.metrics_listener import CONTENT_TYPE
 from server.http.operation import RouteTable
-from server.http.services import ApiCall, Services
 from server.store.database import takes_writes
 from server.store.database_errors import DatabaseError
 from server.version import VERSION

@@ -10,8 +10,8 @@ from server.completions import tokenize as runs
 from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
 from server.errors import NotFound
+from server.http.handler_services import ApiCall, Services
 from server.http.operation import Parameter, RouteTable
-from server.http.services import ApiCall, Services
 from server.model_formats.chat_template.template import read_json
 from server.protocol.codex_catalog import CodexModel, ReasoningLevel
 from server.protocol.completions.objects import Detokenized, Tokenized

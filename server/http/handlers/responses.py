@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
 from server.admission.accept import AcceptedResponse
-from server.admission.compact import read_summary, start_compaction
+from server.admission.compact_endpoint import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
 from server.admission.request_validation import naming_sent_fields
 from server.crashpoints import crashpoint
@@ -27,9 +27,9 @@ from server.delivery.stored_responses import (
 from server.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from server.http import query_and_headers as query
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
+from server.http.handler_services import ApiCall, Services
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
-from server.http.services import ApiCall, Services
 from server.logs.context import note_responses
 from server.prompting.engine_request import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names

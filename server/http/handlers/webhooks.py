@@ -7,12 +7,12 @@ from typing import Any
 from starlette.responses import Response
 
 from server.administration import webhook_changes
-from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
+from server.administration.objects_from_rows import delivery_object, endpoint_object, endpoint_with_secret
 from server.delivery.stored_responses import bad_cursor
+from server.http.handler_services import ApiCall, Handler
 from server.http.handlers.administration import ADMIN, changing, secret_response
 from server.http.operation import Parameter, RouteTable
 from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
-from server.http.services import ApiCall, Handler
 from server.protocol import ids
 from server.protocol import webhook_objects as objects
 from server.protocol.administration.objects import page_of

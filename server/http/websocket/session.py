@@ -15,10 +15,10 @@ from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.answers import Answer
+from server.http.handler_services import Services
 from server.http.handlers import responses
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
-from server.http.services import Services
 from server.limits.shared_limit import SharedLimit
 from server.limits.tenant_limits import DECODED_FACTOR
 from server.logs.context import current_origin

@@ -10,12 +10,12 @@ from typing import Literal
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder, regex_of
+from server.model_formats.output_grammar.grammar_builder import GrammarBuilder, regex_of
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
 from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.special_tokens import Markup
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
-from server.model_formats.tool_index import ToolIndex
+from server.model_formats.tool_names import ToolIndex
 from server.protocol.responses.request import TextFormat
 from server.protocol.responses.tools import ToolChoice
 

@@ -12,17 +12,17 @@ from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
+from server.model_formats.chat_template.chat_output_parser import ChatParser
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
-from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
 from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
-from server.model_formats.tool_index import ToolIndex, function_schema, with_descriptions
+from server.model_formats.tool_names import ToolIndex, function_schema, with_descriptions
 from server.protocol.responses.items import Message, PreparedImage, Reasoning, plain_text
 from server.protocol.responses.request import Effort
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.harmony_grammar import make_grammar
-from server.model_formats.harmony.output_parser import HarmonyParser, read_messages
+from server.model_formats.harmony.harmony_parser import HarmonyParser, read_messages
 from server.model_formats.harmony.tools import (
     BUILTIN,
     FUNCTIONS,

@@ -8,9 +8,9 @@ from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, r
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import enforced_schema
-from server.model_formats.output_grammar.lark_builder import free_input
+from server.model_formats.output_grammar.grammar_builder import free_input
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
-from server.model_formats.tool_index import choice_names
+from server.model_formats.tool_names import choice_names
 
 _ANY_TEXT = "TEXT?"
 

@@ -11,7 +11,7 @@ from engine.grammar.recursive_schemas import reference_target
 from server.model_formats.harmony.encoding import clean
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import listed, mapping
-from server.model_formats.tool_index import description_of, find_tool
+from server.model_formats.tool_names import description_of, find_tool
 
 FUNCTIONS = "functions"
 """The namespace of tools without one."""

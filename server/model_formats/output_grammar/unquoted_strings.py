@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.grammar.lark_source import in_slashes
+from engine.grammar.structured_output_to_lark import in_slashes
 from server.model_formats.model_format import PromptError
 from server.model_formats.output_grammar.argument_schemas import (
     MAX_COUNT,

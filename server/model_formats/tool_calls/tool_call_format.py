@@ -9,11 +9,11 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, PromptTool
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.grammar_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner
-from server.model_formats.tool_calls.streamed_json import CustomInput
-from server.model_formats.tool_index import ToolIndex
+from server.model_formats.tool_calls.json_reader import CustomInput
+from server.model_formats.tool_names import ToolIndex
 
 MAX_NAME = 256
 """Maximum characters of a tool's name or of a call id."""

@@ -10,7 +10,7 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
-from server.generation.offered_tools import McpCredentials, ToolResult
+from server.generation.hosted_tools_of_response import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers

@@ -25,7 +25,7 @@ from server.model_formats.model_format import (
     ReasoningMarks,
 )
 from server.model_formats.select_format import load_model_format
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.responses.events import render
 from server.recording.group_commit import CommitLimits
 from server.recovery.claimer import Claimer

@@ -8,7 +8,7 @@ import pytest
 from engine.request import Failed, Finished, FinishReason, TokenUsage
 from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.protocol.responses.events import event_type

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.generation.offered_tools import HostedTools, ToolResult
+from server.generation.hosted_tools_of_response import HostedTools, ToolResult
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.tool_loop import ToolLoop

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
-from server.admission import compact
+from server.admission import compact_endpoint
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
 from server.caller import Caller
 from server.errors import NotFound
@@ -32,7 +32,7 @@ def counted(database: Database) -> None:
 
 
 def compacted(database: Database) -> None:
-    compact.start_compaction(database, SERVED, Caller("default", None), REQUEST, HistoryReads())
+    compact_endpoint.start_compaction(database, SERVED, Caller("default", None), REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])

@@ -4,7 +4,7 @@ import msgspec
 
 from engine.request import Finished, Tokens, TokenUsage
 from server.delivery.stored_responses import find_response, list_responses
-from server.generation.offered_tools import HostedTools, ToolResult
+from server.generation.hosted_tools_of_response import HostedTools, ToolResult
 from server.generation.run import Run
 from server.model_formats.model_format import TextDelta
 from server.protocol.list_pages import PageRequest

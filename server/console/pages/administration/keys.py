@@ -6,7 +6,7 @@ from datetime import timedelta
 import msgspec
 
 from server.administration import key_changes
-from server.administration.request_fields import read_request
+from server.administration.options_and_form_fields import read_request
 from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form, whole_number
 from server.errors import InvalidRequest, NotFound

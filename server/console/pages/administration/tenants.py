@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from server.administration import audited_erasure, key_changes, tenant_changes, webhook_changes
-from server.administration.request_fields import read_request
+from server.administration.options_and_form_fields import read_request
 from server.administration.webhook_changes import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config

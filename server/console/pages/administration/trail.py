@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 from uuid import UUID
 
-from server.administration.request_fields import read_time, time_of
+from server.administration.options_and_form_fields import read_time, time_of
 from server.console.console_request import ConsoleRequest, pages
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer

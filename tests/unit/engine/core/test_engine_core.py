@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from engine.core import local_engine
-from engine.core.engine_metrics import EngineMetrics
+from engine.core.step_metrics import EngineMetrics
 from engine.executor import OutOfMemory
 from engine.request import Failed, Outbound, RequestRefused
 from engine.scheduling import block_pool

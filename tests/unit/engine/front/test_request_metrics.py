@@ -5,7 +5,7 @@ import pytest
 from engine.front.request_metrics import FIRST_TOKEN_BOUNDS, RequestMetrics, token_bounds
 from engine.request import EngineRequest, SamplingParams
 from engine.scheduling.sequence import TokenSequence
-from engine.statistics import Distribution, Histogram, RequestTimes
+from engine.stats_snapshot import Distribution, Histogram, RequestTimes
 
 
 def _sequence(name: str = "a", adapter: str = "") -> TokenSequence:

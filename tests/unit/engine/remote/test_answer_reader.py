@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.remote.engine_protocol import AnswerChunk, CallFault
 from engine.remote.http_client import EVENT_BYTES, TOKENS_PER_CHUNK, AnswerReader, SilenceTimeout
-from engine.remote.router import EngineServer
+from engine.remote.server_choice import EngineServer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"

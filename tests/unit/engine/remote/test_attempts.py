@@ -1,7 +1,7 @@
 """What a request has tried, and when it gives up."""
 
 from engine.remote.engine_protocol import CallFault, CallFaultKind
-from engine.remote.request_loop import MAX_FAILURES, Attempts
+from engine.remote.request_tasks import MAX_FAILURES, Attempts
 
 
 def fault(kind: CallFaultKind) -> CallFault:

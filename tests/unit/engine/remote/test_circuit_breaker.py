@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf
 
-from engine.remote.router import (
+from engine.remote.server_choice import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
     OVERLOAD_PAUSE_SECONDS,

@@ -10,7 +10,7 @@ import pytest
 
 from engine.remote.engine_protocol import CallFault, EngineDescription, HttpRequest
 from engine.remote.fleet import Fleet, RemoteConfig
-from engine.remote.router import EngineServer, Router
+from engine.remote.server_choice import EngineServer, Router
 from engine.remote.vllm_protocol import VllmProtocol
 
 ONE, OTHER = EngineServer("http://one"), EngineServer("http://other")

@@ -11,7 +11,7 @@ import pytest
 from engine.remote import http_client
 from engine.remote.engine_protocol import CallFault, GenerateCall, HttpRequest
 from engine.remote.http_client import EngineClient
-from engine.remote.router import EngineServer
+from engine.remote.server_choice import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from tests.support.engines import make_request
 from tests.support.routers import MODEL

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.remote.generation import OutputRestriction, logit_biases, restriction_of
+from engine.remote.request_output import OutputRestriction, logit_biases, restriction_of
 from tests.support.engines import make_request
 
 

@@ -11,9 +11,9 @@ import pytest
 from engine.remote.engine_protocol import ImageFile
 from engine.remote.fleet import RemoteConfig
 from engine.remote.llama_protocol import LlamaProtocol
-from engine.remote.model_folder import read_model_folder
 from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine, ServerImages
 from engine.remote.vllm_protocol import RENDER, VllmProtocol
+from engine.remote.vocabulary_files import read_model_folder
 from engine.request import RefusalReason, RequestRefused
 from tests.support.engines import Listener
 

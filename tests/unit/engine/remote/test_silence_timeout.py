@@ -7,7 +7,7 @@ import pytest
 from engine.remote import http_client
 from engine.remote.engine_protocol import CallFault
 from engine.remote.http_client import SilenceTimeout
-from engine.remote.router import EngineServer
+from engine.remote.server_choice import EngineServer
 
 SILENCE = 300.0
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine import device_copies
 from engine.request import EngineRequest, SamplingParams
 from engine.sampling.logits_processors import TokenCounts, apply_masks
-from engine.sampling.sampler import RowSampling, SamplingBatch
+from engine.sampling.sampling_batch import RowSampling, SamplingBatch
 from engine.sampling.token_masks import Masks
 from engine.sampling.token_sampler import MISSED, attempts_for, uniform
 from engine.sampling.vocab_chunks import top_by_key

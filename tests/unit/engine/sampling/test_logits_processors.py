@@ -23,7 +23,7 @@ from engine.sampling.logits_processors import (
     TokenCounts,
     restore_logits,
 )
-from engine.sampling.sampler import Mask, RowSampling, SamplingBatch
+from engine.sampling.sampling_batch import Mask, RowSampling, SamplingBatch
 from tests.support.rounds import example_count
 
 SIZE = 60

@@ -14,7 +14,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.model_formats.model_format import Prompt, PromptConversation
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.served_model import LoadedModel
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.decode import decode

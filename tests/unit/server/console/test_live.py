@@ -1,4 +1,4 @@
-from engine.statistics import Distribution, ServerStats, Stats, StepSeconds
+from engine.stats_snapshot import Distribution, ServerStats, Stats, StepSeconds
 from server.console.pages.live import (
     Fact,
     Gauge,

@@ -17,8 +17,8 @@ from server.delivery.frames import FramePage
 from server.delivery.hub import Hub, Published
 from server.http.asgi import answers
 from server.http.asgi.answers import KEEP_ALIVE_LINE, Answer
+from server.http.handler_services import ApiCall
 from server.http.handlers import responses
-from server.http.services import ApiCall
 from server.protocol.ids import response_id
 from server.store.database_errors import DatabaseError
 from tests.support.builders import make_facts

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.output_decoding import Decoded, DecodingSpec, OutputDecoder
-from server.model_formats.chat_template.output_parser import PlainParser
+from server.model_formats.chat_template.chat_output_parser import PlainParser
 from server.model_formats.model_format import (
     Delta,
     MessageStart,

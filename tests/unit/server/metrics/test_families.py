@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import ModelInfo
-from engine.statistics import Distribution, RequestStats, ServerStats, Stats
+from engine.stats_snapshot import Distribution, RequestStats, ServerStats, Stats
 from server.metrics.engine_families import engine_families
 from server.metrics.families import Metrics, gauge, histogram
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.generation.offered_tools import ToolResult
+from server.generation.hosted_tools_of_response import ToolResult
 from server.metrics.families import BoundedLabels
 from server.metrics.response_counters import MAX_TENANTS, MAX_TOOLS, Events
 from server.protocol.responses.items import McpCall, McpError

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from server.model_formats.chat_template.output_parser import MAX_UNDECODED
+from server.model_formats.chat_template.chat_output_parser import MAX_UNDECODED
 from server.model_formats.model_format import Prompt, TextDelta, merge_deltas
 from tests.support.families import CALLERS, TOOLS, format_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES

@@ -15,8 +15,8 @@ from server.model_formats.model_format import (
     PromptTool,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
-from server.model_formats.tool_index import function_schema
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
+from server.model_formats.tool_names import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,

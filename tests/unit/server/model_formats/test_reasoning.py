@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.chat_template.output_parser import read_answer
+from server.model_formats.chat_template.chat_output_parser import read_answer
 from server.model_formats.harmony.vocabulary import CHANNEL, END, MESSAGE
 from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
 from server.model_formats.reasoning import (
@@ -22,7 +22,7 @@ from server.model_formats.text_scanner import (
     TextEmitter,
 )
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
-from server.model_formats.tool_index import ToolIndex
+from server.model_formats.tool_names import ToolIndex
 from tests.support.builders import examples
 from tests.support.families import THINKERS, format_of, ids_of
 from tests.support.family_formats import FAMILIES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.diagnosis import Diagnosis
+from engine.load_diagnosis import Diagnosis
 from server.cli.doctor import line_of
 from server.configuration.environment import load
 from server.process.configuration_checks import (

@@ -11,7 +11,6 @@ from server.model_formats.model_format import (
     PromptTool,
     PromptTooLong,
 )
-from server.prompting.prompt import characters_of, write_within
 from server.prompting.prompt_limits import (
     MAX_DEFINITION,
     MAX_FUNCTIONS,
@@ -20,6 +19,7 @@ from server.prompting.prompt_limits import (
     MAX_TOOLS_CHARACTERS,
     check_tools_and_format,
 )
+from server.prompting.write_prompt import characters_of, write_within
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import TextFormat
 

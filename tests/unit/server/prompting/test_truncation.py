@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.model_format import Prompt, PromptConversation, PromptTooLong
-from server.prompting.prompt import characters_of, write_within
 from server.prompting.truncation import drop_before, room_for_prompt, stepped_cuts
+from server.prompting.write_prompt import characters_of, write_within
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.request import TokenUsage
-from server.generation.offered_tools import HostedTools, ListedServer, ToolResult
+from server.generation.hosted_tools_of_response import HostedTools, ListedServer, ToolResult
 from server.generation.output_decoding import CompactionSpec, DecodingSpec, no_decoding
 from server.generation.run import Run
 from server.generation.run_log import RunLog

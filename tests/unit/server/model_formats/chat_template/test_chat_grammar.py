@@ -24,7 +24,7 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort, TextFormat
 from server.protocol.responses.tools import ToolChoice

@@ -3,7 +3,7 @@
 import msgspec
 from openai_harmony import Author, Message, Role
 
-from server.model_formats.harmony.output_parser import read_messages
+from server.model_formats.harmony.harmony_parser import read_messages
 from tests.support.harmony import encoding, ids_of, oracle
 
 RENDERED = [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.harmony_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
 from server.model_formats.model_format import Delta, Prompt, TextDelta, merge_deltas
 from tests.support.harmony import encoding, ids_of, places_of

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from engine.request import StructuredOutput
-from server.model_formats.chat_template.output_parser import read_answer
+from server.model_formats.chat_template.chat_output_parser import read_answer
 from server.model_formats.model_format import CallStart, Delta, Prompt, PromptTool, TextDelta, merge_deltas
 from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Scanner, TextEmitter
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
+from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
-from server.model_formats.tool_index import ToolIndex
+from server.model_formats.tool_names import ToolIndex
 from tests.support.families import (
     CALLERS,
     CLOCK,
