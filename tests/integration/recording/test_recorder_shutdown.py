@@ -14,7 +14,7 @@ from server.recording.recorder_messages import ToolCallFinished
 from server.store.database import Database
 from tests.integration.recording.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
-from tests.unit.server.generation.test_offered_tools import CITY, call, reading
+from tests.unit.server.generation.test_hosted_tools_of_response import CITY, call, reading
 
 
 class NoEngine:

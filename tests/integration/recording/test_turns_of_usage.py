@@ -12,7 +12,7 @@ from server.recording.recorder_messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
-from tests.unit.server.generation.test_offered_tools import CITY, call, reading
+from tests.unit.server.generation.test_hosted_tools_of_response import CITY, call, reading
 
 
 def called_and_answered(bench: Bench) -> Run:
