@@ -26,7 +26,7 @@ from server.console.pages import (
     sql,
     usage,
 )
-from server.console.pages.administration import keys, prices, tenants, trail
+from server.console.pages.administration import approvals, keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql_reader import SqlReader
 from server.console.templates import render, serve_static
@@ -47,7 +47,7 @@ SIGN_IN_SECONDS = 5.0
 
 
 _MODULES = (compare, history, live, playground, response, response_events, run_again, saved_views, sql, usage)
-_ADMINISTRATION = (keys, prices, tenants, trail)
+_ADMINISTRATION = (approvals, keys, prices, tenants, trail)
 """Modules whose handlers add themselves to the pages."""
 
 

@@ -30,7 +30,7 @@ def rows_after(
     query: Select[Any],
     order: Sequence[ColumnElement[Any]],
     after: object,
-    limit: int,
+    limit: int | None,
     *,
     descending: bool,
 ) -> Sequence[Row[Any]] | None:
