@@ -28,6 +28,7 @@ UNKNOWN = {
     "completion_id": "chatcmpl-" + "0" * 32,
     "webhook_endpoint_id": "we_" + "0" * 32,
     "delivery_id": "wh_" + "0" * 32,
+    "approval_id": "mcpr_" + "0" * 32,
 }
 """By the names that they have in the route table."""
 SAID = [{"role": "user", "content": "Hello"}]
@@ -117,6 +118,7 @@ def tenants(keyed: Keyed) -> Tenants:
         "completion_id": make("/v1/chat/completions"),
         "webhook_endpoint_id": make("/v1/webhook_endpoints"),
         "delivery_id": UNKNOWN["delivery_id"],
+        "approval_id": "mcpr_" + "0" * 32,
     }
     return Tenants(ours, theirs, made_ids)
 
