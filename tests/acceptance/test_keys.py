@@ -28,7 +28,6 @@ UNKNOWN = {
     "completion_id": "chatcmpl-" + "0" * 32,
     "webhook_endpoint_id": "we_" + "0" * 32,
     "delivery_id": "wh_" + "0" * 32,
-    "approval_id": "mcpr_" + "0" * 32,
 }
 """By the names that they have in the route table."""
 SAID = [{"role": "user", "content": "Hello"}]
@@ -118,14 +117,13 @@ def tenants(keyed: Keyed) -> Tenants:
         "completion_id": make("/v1/chat/completions"),
         "webhook_endpoint_id": make("/v1/webhook_endpoints"),
         "delivery_id": UNKNOWN["delivery_id"],
-        "approval_id": "mcpr_" + "0" * 32,
     }
     return Tenants(ours, theirs, made_ids)
 
 
 def address(path: str, ids: Mapping[str, str]) -> str:
     """A path of the route table with its parameters filled in."""
-    nobody = {"tenant": "nobody", "key_id": "0" * 16}
+    nobody = {"tenant": "nobody", "key_id": "0" * 16, "approval_id": "mcpr_" + "0" * 32}
     return path.replace("{model:path}", MODEL).format_map({**nobody, **ids})
 
 
