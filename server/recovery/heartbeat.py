@@ -18,7 +18,7 @@ from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.heartbeat")
 
@@ -54,7 +54,7 @@ class BeatListener(Protocol):
         """Ends the process: it was declared dead, or the thread has given up."""
 
 
-class Heartbeat:
+class Heartbeat(Worker):
     """Beats about once a second, several times within a lease."""
 
     def __init__(
@@ -90,12 +90,6 @@ class Heartbeat:
             on_fatal=listener.on_fenced,
             retry=Retry(max_pause=leases.HEARTBEAT_SECONDS),
         )
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
 
     @property
     def age(self) -> float:
