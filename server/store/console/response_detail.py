@@ -57,7 +57,7 @@ _CHAIN_ITEMS = text(f"""
 _ITEMS = text(f"""
     with chosen as materialized (
         select {_CHOSEN}, payload::text as payload, idx as place from items
-        where tenant = :tenant and response_id = :id and side = :side and idx >= :from_index
+        where tenant = :tenant and response_id = :id and side = :side
         order by idx limit {MAX_ITEMS + 1}
     )
     {_BOUNDED}
@@ -139,12 +139,8 @@ def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | No
     return None if row is None else {**row, "metadata": msgspec.json.decode(row["metadata"])}
 
 
-def read_detail(
-    connection: Connection, response: UUID, *, contents: bool, first_input: int = 0
-) -> ResponseDetail | None:
-    """The response with at most `MAX_ITEMS` + 1 items a side, inputs from `first_input` on; None if there is
-    none.
-    """
+def read_detail(connection: Connection, response: UUID, *, contents: bool) -> ResponseDetail | None:
+    """The response with at most `MAX_ITEMS` + 1 items a side; None if there is none."""
     facts = find_facts(connection, response)
     if facts is None:
         return None
@@ -155,8 +151,8 @@ def read_detail(
         facts=facts,
         request=request[0] if request else None,
         asked=request[1] if request else None,
-        inputs=_items(connection, of, 0, first_input) if contents else [],
-        outputs=_items(connection, of, 1, 0) if contents else [],
+        inputs=_items(connection, of, stored_items.INPUT) if contents else [],
+        outputs=_items(connection, of, stored_items.OUTPUT) if contents else [],
         chain=_relatives(connection, _ANCESTORS, of, contents=contents),
         branches=_relatives(connection, _BRANCHES, of, contents=contents),
         conversation=_relatives(connection, _IN_CONVERSATION, conversation, contents=contents)
@@ -176,9 +172,8 @@ def read_request(connection: Connection, tenant: str, response: UUID) -> tuple[s
     return echo, asked
 
 
-def _items(connection: Connection, of: Mapping[str, object], side: int, first: int) -> list[StoredItem]:
-    rows = connection.execute(_ITEMS, {**of, "side": side, "from_index": first})
-    return [StoredItem(*row) for row in rows]
+def _items(connection: Connection, of: Mapping[str, object], side: int) -> list[StoredItem]:
+    return [StoredItem(*row) for row in connection.execute(_ITEMS, {**of, "side": side})]
 
 
 def _relatives(
