@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from server.store import log_read
 from server.store.console.history_queries import LAST_INPUT
-from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.console.time_limit import limit_time
 from server.store.content import stored_items
 from server.store.log_read import STREAM_BODY, FoldedStream, LogRow
 
@@ -245,14 +245,14 @@ def read_log(
 ) -> LogPage | None:
     """At most `limit` rows, from the one with sequence number `first` on. None if its stream is longer than
     `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the folded stream in
-    one transaction.
+    one transaction. Raises TimeOver.
     """
-    connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
     of = {"tenant": tenant, "id": response}
-    end = connection.scalar(_HOT_END, of)
-    if end is not None:
-        return LogPage(log_read.hot_rows(connection, tenant, response, first, limit), end)
-    stream = connection.execute(_STREAM, of).first()
+    with limit_time(connection):
+        end = connection.scalar(_HOT_END, of)
+        if end is not None:
+            return LogPage(log_read.hot_rows(connection, tenant, response, first, limit), end)
+        stream = connection.execute(_STREAM, of).first()
     if stream is None:
         return LogPage([], 0)
     end, body = stream

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.console.time_limit import limit_time
 
 USAGE_DAYS = 30
 _ROWS = text(f"""
@@ -48,6 +48,6 @@ _ROWS = text(f"""
 def tenant_rows(
     connection: Connection, *, tenant: str | None = None, after: str | None = None, limit: int = 1
 ) -> Sequence[Row[Any]]:
-    """The tenant with that name, or those that come after a name, by name. Raises DatabaseError."""
-    connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
-    return connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit}).all()
+    """The tenant with that name, or those that come after a name, by name. Raises TimeOver."""
+    with limit_time(connection):
+        return connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit}).all()

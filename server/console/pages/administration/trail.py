@@ -10,8 +10,8 @@ from server.http.query_and_headers import cursor
 from server.protocol.ids import parse_uuid
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import ACTIONS, EntryFilter
-from server.store.console.time_limit import TIME_LIMIT_MS
-from server.store.database import Connection, set_timeouts
+from server.store.console.time_limit import limit_time
+from server.store.database import Connection
 
 PAGE_ROWS = 100
 _TIMES = ("since", "until")
@@ -28,8 +28,8 @@ def show(console: ConsoleRequest) -> Answer:
     chosen, after = read_filter(arguments), cursor(console.argument("after"), parse_uuid, "an entry")
 
     def work(connection: Connection) -> list[audit_trail.Entry]:
-        set_timeouts(connection, lock_ms=1000, statement_ms=TIME_LIMIT_MS)
-        return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
+        with limit_time(connection):
+            return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
 
     rows = console.database.read(work)
     shown = rows[:PAGE_ROWS]
