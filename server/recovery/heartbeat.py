@@ -13,6 +13,7 @@ from server.crashpoints import crashpoint
 from server.delivery.hub import Abandonment, Hub
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import CheckOwnership
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
@@ -158,7 +159,7 @@ class Heartbeat(Worker):
         )
         ids = {key.id for key in owned}
         if disowned := [run for run in running if run.facts.id not in ids]:
-            self._recorder.check_ownership(disowned)
+            self._recorder.deliver([CheckOwnership(tuple(disowned))])
         released = self._release_lost(owned)
         for response, reason in cancelled:
             self._listener.on_cancel(response, reason)
