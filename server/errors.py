@@ -56,6 +56,11 @@ class InvalidRequest(ApiError, status=400):
     """The caller must change the request."""
 
 
+def bad_cursor(after: str, kind: str) -> InvalidRequest:
+    """For the `after` of a list, which names nothing in it."""
+    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
+
+
 class StreamForked(InvalidRequest, code="stream_forked"):
     """The database has lost events that a client has, and their numbers may be of others now."""
 

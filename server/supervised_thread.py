@@ -185,6 +185,18 @@ class SupervisedThread:
         return True
 
 
+class Worker:
+    """Does its work on a thread of its own, between `start` and `stop`."""
+
+    thread: SupervisedThread
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.thread.stop()
+
+
 @dataclass(frozen=True, slots=True)
 class Stalls:
     """The stalls since the process started."""
@@ -197,7 +209,7 @@ class Stalls:
         return Stalls(self.count + 1, self.total_seconds + seconds, max(self.longest_seconds, seconds))
 
 
-class StallWatch:
+class StallWatch(Worker):
     """The thread that measures stalls: times in which no thread of this process could run.
 
     Native code that keeps the GIL stops every thread at once, also the heartbeat and the health check. A
@@ -209,12 +221,6 @@ class StallWatch:
         self.stalls = Stalls()
         self._clock = clock
         self.thread = SupervisedThread("stall watch", self._turn, retry=Retry(max_failures=None))
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
 
     def _turn(self) -> None:
         began = self._clock()

@@ -67,8 +67,7 @@ def update_key(connection: Connection, actor: Actor, key_id: str, request: Updat
         stored_keys.set_properties(connection, key_id, properties)
         details = described(properties, stored.properties)
         actor.record(connection, "key.update", stored.tenant, key_id, details)
-    (changed,) = key_objects(connection, [replace(stored, properties=properties)])
-    return changed
+    return key_objects(connection, [replace(stored, properties=properties)])[0]
 
 
 def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> CreatedKey:
@@ -103,7 +102,7 @@ def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) 
     """
     stored = stored_keys.get(connection, key_id, lock=True)
     if stored is None or (stored.revoked_at is not None and not end):
-        raise unknown_key(key_id)
+        raise _unknown(key_id)
     stored_keys.revoke(connection, key_id)
     actor.record(connection, "key.revoke", stored.tenant, key_id, {"end": end})
     if not end:
@@ -115,11 +114,11 @@ def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) 
 def _locked(connection: Connection, key_id: str) -> StoredKey:
     stored = stored_keys.get(connection, key_id, lock=True)
     if stored is None or stored.revoked_at is not None:
-        raise unknown_key(key_id)
+        raise _unknown(key_id)
     return stored
 
 
-def unknown_key(key_id: str) -> NotFound:
+def _unknown(key_id: str) -> NotFound:
     return NotFound(f"There is no valid key {key_id[:100]!r}; `holdfast keys list` shows them.")
 
 
@@ -134,6 +133,14 @@ def _created(connection: Connection, key: NewKey, replaces: str | None) -> Creat
     standing = budget_standings.of_keys(connection, [stored]).get(stored.id)
     text = {"value": key.text, "replaces": replaces}
     return key_object(CreatedKey, stored, clock(connection), standing, **text)
+
+
+def shown_key(connection: Connection, key_id: str) -> Key:
+    """The key as `key_objects` has it. Raises NotFound."""
+    stored = stored_keys.get(connection, key_id)
+    if stored is None:
+        raise _unknown(key_id)
+    return key_objects(connection, [stored])[0]
 
 
 def key_objects(connection: Connection, stored: Sequence[StoredKey]) -> list[Key]:

@@ -11,7 +11,6 @@ from server.errors import Conflict, NotFound
 from server.protocol.administration.objects import Tenant
 from server.protocol.administration.requests import UpdateTenant
 from server.store.administration import budget_standings, stored_keys, tenants
-from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
 
 
@@ -30,7 +29,7 @@ def create_tenant(connection: Connection, actor: Actor, tenant: str, request: Up
     if not tenants.insert_tenant(connection, tenant, properties.contact, properties.settings):
         raise Conflict(f"Tenant {tenant} has settings already; update them.")
     actor.record(connection, "tenant.create", tenant, tenant, described(properties, TenantProperties()))
-    return _shown(connection, tenant)
+    return shown_tenant(connection, tenant)
 
 
 def update_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> Tenant:
@@ -43,7 +42,7 @@ def update_tenant(connection: Connection, actor: Actor, tenant: str, request: Up
     if after != before:
         tenants.set_settings(connection, tenant, after.contact, after.settings)
         actor.record(connection, "tenant.update", tenant, tenant, described(after, before))
-    return _shown(connection, tenant)
+    return shown_tenant(connection, tenant)
 
 
 def delete_tenant(connection: Connection, actor: Actor, tenant: str) -> None:
@@ -63,16 +62,13 @@ def _unknown(tenant: str) -> NotFound:
     )
 
 
-def _shown(connection: Connection, tenant: str) -> Tenant:
-    stored = tenants.get(connection, tenant)
-    assert stored is not None
-    (shown,) = tenant_objects(connection, [tenant], [stored])
-    return shown
+def shown_tenant(connection: Connection, name: str) -> Tenant:
+    """The tenant of that name, with or without settings, as `tenant_objects` has it."""
+    return tenant_objects(connection, [name])[0]
 
 
-def tenant_objects(
-    connection: Connection, names: Collection[str], stored: Collection[StoredTenant]
-) -> list[Tenant]:
+def tenant_objects(connection: Connection, names: Collection[str]) -> list[Tenant]:
     """The tenants as the admin API shows them, with what is left of their budgets."""
-    of_names, standings = {one.tenant: one for one in stored}, budget_standings.of_tenants(connection, stored)
-    return [tenant_object(name, of_names.get(name), standings.get(name)) for name in names]
+    stored = tenants.of_names(connection, names)
+    standings = budget_standings.of_tenants(connection, stored.values())
+    return [tenant_object(name, stored.get(name), standings.get(name)) for name in names]

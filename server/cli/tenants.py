@@ -42,20 +42,18 @@ def _create(config: Config, options: argparse.Namespace) -> None:
 def _list(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
         names = tenants.names_page(connection)
-        stored = tenants.of_names(connection, names)
-        listed = administration.tenant_objects(connection, names, stored.values())
+        listed = administration.tenant_objects(connection, names)
     columns = ("tenant", "made", "contact", "settings", "limits")
     cli.print_rows(((tenant, _columns(tenant)) for tenant in listed), columns, as_json=options.json)
 
 
 def _show(config: Config, options: argparse.Namespace) -> None:
     with cli.transaction(config) as connection:
-        stored = tenants.get(connection, options.tenant)
-        if stored is None:
+        tenant = administration.shown_tenant(connection, options.tenant)
+        if tenant.created_at is None:
             raise ConfigError(
                 f"Tenant {options.tenant!r} has no settings of its own; `holdfast tenants list` shows which."
             )
-        (tenant,) = administration.tenant_objects(connection, [stored.tenant], [stored])
         valid = stored_keys.valid_keys_of(connection, options.tenant)
     cli.print_rows([(tenant, _columns(tenant))], (), as_json=options.json)
     if not options.json:

@@ -31,7 +31,7 @@ def _trail(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         since = None if options.since is None else clock(connection) - options.since
         chosen = EntryFilter(since=since, tenant=options.tenant, action=options.action)
-        newest = entries_page(connection, chosen, None, options.limit, newest_first=True) or []
+        newest = entries_page(connection, chosen, None, options.limit, newest_first=True)
         if not newest:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("at", "actor", "action", "tenant", "target", "details")

@@ -11,8 +11,8 @@ import msgspec
 from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
 from server.completions.chunk_stream import FinalChoice
 from server.delivery.image_urls import items_with_image_urls
-from server.delivery.stored_responses import as_response, bad_cursor, list_encoded, with_last_event
-from server.errors import NotFound
+from server.delivery.stored_responses import as_response, list_encoded, with_last_event
+from server.errors import NotFound, bad_cursor
 from server.protocol import ids
 from server.protocol.completions.chat_messages import items_by_message, stored_message
 from server.protocol.completions.objects import StoredCompletion

@@ -43,7 +43,7 @@ HEADERS = {
 
 
 ConsoleHandler = Callable[["ConsoleRequest"], Answer]
-Need = Literal["metadata", "admin"]
+Need = Literal["nothing", "metadata", "admin"]
 
 
 class ConsolePage(NamedTuple):
@@ -72,7 +72,7 @@ def pages(route: str, needs: Need | None = None) -> Callable[[ConsoleHandler], C
 
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
-    """A request of somebody who is signed in."""
+    """A request of somebody who is signed in, but for pages that need nothing."""
 
     services: Services
     caller: Caller

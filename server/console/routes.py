@@ -22,7 +22,6 @@ from server.console.pages import (
     response_events,
     run_again,
     saved_views,
-    sign_in,
     sql,
     usage,
 )
@@ -74,9 +73,10 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         bodies=uncounted,
     )
     return [
-        *(_route(services, signed_in, page, reader) for page in PAGES),
-        _sign_in(services, anonymous, "GET", sign_in.show),
-        _sign_in(services, anonymous, "POST", sign_in.sign_in),
+        *(
+            _route(services, anonymous if page.needs == "nothing" else signed_in, page, reader)
+            for page in PAGES
+        ),
         Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(serve_static, None)),
         Route(
             f"{PATH}/{{rest:path}}",
@@ -90,7 +90,7 @@ def _endpoint(
     context: EndpointContext[Caller],
     threads: ThreadPool,
     handle: Callable[[Request, Caller, bytes], Answer],
-    needs: Need | None,
+    needs: Need,
     *,
     max_body: int = MAX_UNUSED_BODY_BYTES,
 ) -> AuthenticatedEndpoint[Caller]:
@@ -100,54 +100,41 @@ def _endpoint(
         handle,
         context,
         threads,
-        authorize=lambda caller: None if needs is None else _require(caller, needs),
+        authorize=lambda caller: _require(caller, needs),
         max_body=max_body,
-        body_seconds=seconds if needs else min(seconds, SIGN_IN_SECONDS),
+        body_seconds=min(seconds, SIGN_IN_SECONDS) if needs == "nothing" else seconds,
     )
 
 
 def _route(
     services: Services, context: EndpointContext[Caller], page: ConsolePage, reader: SqlReader
 ) -> Route:
-    is_post = page.method == "POST"
+    is_post, is_open = page.method == "POST", page.needs == "nothing"
 
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         form = {}
         if is_post:
+            _check_origin(request)
             form = read_form(body)
-            _check_form(services, request, form)
+            if not is_open:
+                _check_form(services, request, form)
         return page.handler(ConsoleRequest(services, caller, request, context.threads, reader, form))
 
-    threads = context.threads.write if is_post else context.threads.read
-    most = MAX_FORM_BYTES if is_post else MAX_UNUSED_BODY_BYTES
+    pools = context.threads
+    threads = pools.auth if is_open else pools.write if is_post else pools.read
+    most = MAX_FORM_BYTES if is_post and not is_open else MAX_UNUSED_BODY_BYTES
     endpoint = _endpoint(services, context, threads, handle, page.needs, max_body=most)
     return Route(PATH + page.path, endpoint, methods=[page.method])
 
 
-def _sign_in(
-    services: Services,
-    context: EndpointContext[Caller],
-    method: str,
-    handler: Callable[[Services, Request, dict[str, str]], Answer],
-) -> Route:
-    def handle(request: Request, _caller: Caller, body: bytes) -> Answer:
-        if method == "POST":
-            _check_origin(request)
-        return handler(services, request, read_form(body))
-
-    endpoint = _endpoint(services, context, context.threads.auth, handle, None)
-    return Route(f"{PATH}/sign-in", endpoint, methods=[method])
-
-
 def _require(caller: Caller, needed: Need) -> None:
     """Raises MissingScope. The scope admin opens everything."""
-    if "admin" not in caller.scopes and needed not in caller.scopes:
+    if needed != "nothing" and "admin" not in caller.scopes and needed not in caller.scopes:
         raise MissingScope(needed)
 
 
 def _check_form(services: Services, request: HTTPConnection, form: dict[str, str]) -> None:
-    """Raises WrongOrigin or InvalidRequest for a form that no page of this console has sent."""
-    _check_origin(request)
+    """Raises InvalidRequest for a form that no page of this session has sent."""
     cookie = request.cookies.get(COOKIE, "")
     if not is_form_token(services.model.seal, form.get("form_token", ""), cookie):
         raise InvalidRequest("This form is not of this session; reload the page and send it again.")

@@ -16,7 +16,7 @@ from server.store import log_read
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, classify_read, is_unavailable
 from server.store.log_read import Subscription, SubscriptionUpdate
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.follower")
 
@@ -38,7 +38,7 @@ def pause_after(seconds: float, quiet: int) -> float:
     return min(pause, MAX_POLL_SECONDS)
 
 
-class Follower:
+class Follower(Worker):
     """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
@@ -68,12 +68,6 @@ class Follower:
             "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
         )
         hub.on_new_reader = self.thread.wake
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
 
     # --- the follower thread ---
 

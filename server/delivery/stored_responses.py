@@ -12,7 +12,7 @@ import msgspec
 from server.delivery.frames import FramePage
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
-from server.errors import EventNotStored, InvalidRequest, StreamForked
+from server.errors import EventNotStored, StreamForked, bad_cursor
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, PageRequest, make_page
@@ -315,7 +315,3 @@ def item_page(
     return stored_items.item_page(
         connection, item_list, tenant, owner, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
     )
-
-
-def bad_cursor(after: str, kind: str) -> InvalidRequest:
-    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")

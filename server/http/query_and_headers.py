@@ -1,14 +1,15 @@
 """Query parameters and what else is no body: list pages, flags, Last-Event-ID, Content-Type, request ids."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
+from uuid import UUID
 
 from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
 
 from server.admission.request_validation import check_include
-from server.errors import InvalidRequest, UnsupportedMediaType
+from server.errors import InvalidRequest, UnsupportedMediaType, bad_cursor
 from server.http.operation import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
@@ -44,13 +45,19 @@ INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unkno
 
 def page_request(request: Request, order: str = "desc") -> PageRequest:
     """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
-    order = text(request, "order") or order
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc.", param="order")
+    order = one_of(request, "order", ("asc", "desc")) or order
     limit = whole_number(request, "limit", DEFAULT_PAGE_SIZE)
     if not 1 <= limit <= MAX_PAGE_SIZE:
         raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE_SIZE}.", param="limit")
     return PageRequest(text(request, "after"), limit, order == "desc")
+
+
+def cursor(after: str | None, parse: Callable[[str], UUID | None], kind: str) -> UUID | None:
+    """The id in the `after` of a page. Raises InvalidRequest if it is none of this `kind`."""
+    parsed = parse(after) if after else None
+    if after and parsed is None:
+        raise bad_cursor(after, kind)
+    return parsed
 
 
 def text(request: Request, name: str) -> str | None:
@@ -74,7 +81,7 @@ def one_of(request: Request, name: str, values: Sequence[V]) -> V | None:
     argument = text(request, name)
     matches = [value for value in values if value == argument]
     if argument is not None and not matches:
-        raise InvalidRequest(f"{name} is one of {', '.join(values)}.", param=name)
+        raise InvalidRequest(f"{name} must be one of {', '.join(values)}.", param=name)
     return matches[0] if matches else None
 
 

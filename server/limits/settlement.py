@@ -1,4 +1,4 @@
-"""The thread that settles with the database what requests and responses have left of limits, each second.
+"""Threads that settle with the database, every so many seconds, what requests and responses have left behind.
 
 A row that another transaction holds delays it, and so no heartbeat and no request.
 """
@@ -7,30 +7,28 @@ import logging
 from collections.abc import Callable
 
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.settlement")
 
 SETTLE_SECONDS = 1.0
 
 
-class Settlement:
+class Settlement(Worker):
     """Calls its writers, which keep what they cannot write for the next turn."""
 
-    def __init__(self, *writers: Callable[[], None]) -> None:
+    def __init__(self, name: str, seconds: float, *writers: Callable[[], None]) -> None:
+        self._seconds = seconds
         self._writers = writers
-        self.thread = SupervisedThread("settlement", self._turn, retry=Retry(max_failures=None))
-
-    def start(self) -> None:
-        self.thread.start()
+        self.thread = SupervisedThread(name, self._turn, retry=Retry(max_failures=None))
 
     def stop(self) -> None:
         """Ends the thread after all was written once more."""
-        self.thread.stop()
+        super().stop()
         self._settle()
 
     def _turn(self) -> None:
-        if not self.thread.wait(SETTLE_SECONDS):
+        if not self.thread.wait(self._seconds):
             self._settle()
 
     def _settle(self) -> None:

@@ -41,7 +41,7 @@ from server.store.database_errors import DatabaseError, first_line, is_unavailab
 from server.store.disk_space import Disk, Space
 from server.store.log_append import LogGap
 from server.store.schema import partitions
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.retention")
 
@@ -316,7 +316,7 @@ def remove_old(
         cluster_overview.remove_ended(connection)
 
 
-class Retention:
+class Retention(Worker):
     """Purges every `purge_seconds`; folds counters and removes unused pictures every FOLD_SECONDS."""
 
     def __init__(self, database: Database, disk: Disk, config: Config, replica: UUID) -> None:
@@ -336,9 +336,6 @@ class Retention:
         self.purged = Purged()
         """The sum of this process's purges."""
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
-
-    def start(self) -> None:
-        self.thread.start()
 
     def stop(self) -> None:
         """Ends the thread after the current batch, or after STOP_SECONDS with the process.

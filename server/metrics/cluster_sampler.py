@@ -12,7 +12,7 @@ from server.metrics.families import Family, gauge, gauges
 from server.store.cluster.cluster_overview import ClusterOverview, read_overview
 from server.store.database import Database, set_timeouts
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.metrics")
 
@@ -35,7 +35,7 @@ class Reading:
     """Why this replica is not ready; None if it is."""
 
 
-class ClusterSampler:
+class ClusterSampler(Worker):
     """Reads every SAMPLE_SECONDS; a failure changes nothing but the reading."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`RefusedRequests`: counts of requests that were answered with an error, and the thread that stores them.
+"""`RefusedRequests`: counts of requests that were answered with an error, which a thread stores.
 
 A request changes a count in memory. Every WRITE_SECONDS the counts are added to the table by one statement.
 """
@@ -16,7 +16,6 @@ from server.store.administration import refused_request_counts
 from server.store.administration.refused_request_counts import RefusedRequest
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.metrics")
 
@@ -56,34 +55,14 @@ class RefusedRequests:
                 known = refusal in self._counts or len(self._counts) < MAX_KINDS
                 self._counts[refusal if known else _UNKNOWN._replace(status=refusal.status)] += count
 
-
-class RefusalWriter:
-    """Stores the counts every WRITE_SECONDS, and at the end."""
-
-    def __init__(self, database: Database, refused: RefusedRequests) -> None:
-        self._database = database
-        self._refused = refused
-        self.thread = SupervisedThread("refused requests", self._turn, retry=Retry(max_failures=None))
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
-        self.write()
-
-    def _turn(self) -> None:
-        if not self.thread.wait(WRITE_SECONDS):
-            self.write()
-
-    def write(self) -> None:
+    def write(self, database: Database) -> None:
         """Stores what was counted since the last time; what cannot be stored now is stored later."""
-        counts = self._refused.take()
+        counts = self.take()
         if not counts:
             return
         try:
-            with self._database.begin() as connection:
+            with database.begin() as connection:
                 refused_request_counts.add(connection, counts)
         except DatabaseError as error:
-            self._refused.add(counts)
+            self.add(counts)
             log.debug("refused requests are stored later: %s", type(error).__name__)

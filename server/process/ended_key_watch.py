@@ -15,7 +15,7 @@ from server.store.administration import stored_keys
 from server.store.cluster import claims
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.keys")
 
@@ -26,7 +26,7 @@ _REMEMBERED = timedelta(minutes=10)
 """Time for which an ended key that is not in use is looked for, longer than a common outage."""
 
 
-class EndedKeyWatch:
+class EndedKeyWatch(Worker):
     """Asks the database for keys that have ended."""
 
     def __init__(
@@ -44,12 +44,6 @@ class EndedKeyWatch:
         self._known: frozenset[str] = frozenset()
         self._waited = 0.0
         self.thread = SupervisedThread("ended keys", self._turn, retry=Retry(max_failures=None))
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
 
     def _turn(self) -> None:
         if self.thread.wait(_POLL_SECONDS):

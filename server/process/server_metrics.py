@@ -30,7 +30,7 @@ class ServerMetrics:
         metrics.add(self._collect)
 
     def start(self) -> None:
-        self._sampler.thread.start()
+        self._sampler.start()
         if self._listener is not None:
             self._listener.start()
 
@@ -38,7 +38,7 @@ class ServerMetrics:
         """Ends the threads."""
         if self._listener is not None:
             self._listener.stop()
-        self._sampler.thread.stop()
+        self._sampler.stop()
 
     def _collect(self) -> Iterator[Family]:
         model = self._services.model

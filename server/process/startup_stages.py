@@ -29,12 +29,12 @@ from server.http.authentication import Authenticator
 from server.http.handler_services import Services
 from server.limits.budgets import Budgets
 from server.limits.rate_limits import RateLimits, reserved_tokens
-from server.limits.settlement import Settlement
+from server.limits.settlement import SETTLE_SECONDS, Settlement
 from server.limits.tenant_limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.families import Metrics
-from server.metrics.refused_requests import RefusalWriter
+from server.metrics.refused_requests import WRITE_SECONDS
 from server.metrics.response_counters import Events
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -291,13 +291,18 @@ class Serving:
         recorder, hub, lease = recording.recorder, recording.hub, config.lease_seconds
         self.heartbeat = Heartbeat(database, replica, recorder, hub, abandonment, self, lease_seconds=lease)
         self.settlement = Settlement(
-            self.admission.key_claims.free, recording.budgets.release_refused, recording.rates.write_unused
+            "settlement",
+            SETTLE_SECONDS,
+            self.admission.key_claims.free,
+            recording.budgets.release_refused,
+            recording.rates.write_unused,
         )
         self.follower = Follower(database, recording.hub, recording.recorder.produces, recording.on_fenced)
         self.retention = Retention(database, stored.opened.disk, config, replica)
         cancel = partial(recording.tool_loop.cancel, reason="key_ended")
         self.ended_keys = EndedKeyWatch(database, recording.recorder, connections, cancel)
-        self.refusals = RefusalWriter(database, loaded.events.refused)
+        write_refused = partial(loaded.events.refused.write, database)
+        self.refusals = Settlement("refused requests", WRITE_SECONDS, write_refused)
         self.workers = (
             recording.notifier,
             self.follower,

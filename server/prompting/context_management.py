@@ -14,6 +14,7 @@ import msgspec
 from server.errors import InvalidRequest
 from server.generation.hosted_tools_of_response import approved_calls
 from server.generation.output_decoding import CompactionSpec
+from server.model_formats.model_format import Prompt
 from server.prompting.compaction_items import (
     RETAINED_SHARE,
     Summary,
@@ -83,9 +84,13 @@ def _prepare_compacted(
     """The turn that compacts a context above the threshold; the answer's if there is nothing to gain."""
     context = served.model_info.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
-    length = _prompt_length(served, resolved, min(max(threshold, context), MAX_COUNTED_CONTEXTS * context))
+    limit = min(max(threshold, context), MAX_COUNTED_CONTEXTS * context)
+    whole = _whole_prompt(served, resolved, limit)
+    length = limit + 1 if whole is None else len(whole.token_ids)
     if length <= threshold and not triggered:
-        return prepare(served, resolved)
+        if whole is None or resolved.request.truncation == "auto":
+            return prepare(served, resolved)
+        return prepare_from_prompt(served, resolved, whole)
     compaction = _Compaction(served, resolved, min(context, threshold), in_loop=in_loop)
     answer = compaction.answer
     if not triggered and (not compaction.summary.transcript or len(answer.prompt.token_ids) >= length):
@@ -93,19 +98,18 @@ def _prepare_compacted(
     return compaction.turn(answer, answers=not triggered)
 
 
-def _prompt_length(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> int:
-    """The tokens of the whole prompt; `limit + 1` for any longer one."""
+def _whole_prompt(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> Prompt | None:
+    """The prompt with all items; None for one of more than `limit` tokens."""
     whole = msgspec.structs.replace(resolved.request, truncation=None)
     moment = moment_of(resolved.response)
     try:
-        prompt = write_prompt(
+        return write_prompt(
             served, resolved.tenant, whole, resolved.tools, resolved.items, moment, max_tokens=limit
         )
     except InvalidRequest as refused:
         if refused.code != "context_length_exceeded":
             raise
-        return limit + 1
-    return len(prompt.token_ids)
+        return None
 
 
 class _Compaction:

@@ -125,22 +125,20 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
 
     The engine's own limits are checked by `Engine.check`.
     """
-    request = resolved.request
-    if request.enable_response_messages and served.vocabulary is None:
-        raise InvalidRequest(
-            "What this model's tokens spell is not known here, so messages cannot be told as tokens.",
-            param="enable_response_messages",
-            code="unsupported_parameter",
-        )
-    prompt = write_prompt(
-        served, resolved.tenant, request, resolved.tools, resolved.items, moment_of(resolved.response)
-    )
+    request, moment = resolved.request, moment_of(resolved.response)
+    prompt = write_prompt(served, resolved.tenant, request, resolved.tools, resolved.items, moment)
     return prepare_from_prompt(served, resolved, prompt)
 
 
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:
     """`prepare` with a prompt that is written already."""
     model = served.model_info
+    if resolved.request.enable_response_messages and served.vocabulary is None:
+        raise InvalidRequest(
+            "What this model's tokens spell is not known here, so messages cannot be told as tokens.",
+            param="enable_response_messages",
+            code="unsupported_parameter",
+        )
     echo = request_echo(resolved.request, resolved.tools, model, served.model_format.reasoning_context)
     if prompt.dropped_items:
         echo = msgspec.structs.replace(echo, dropped_items=prompt.dropped_items)

@@ -66,6 +66,14 @@ def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
     return UUID(hex=digits)
 
 
+def parse_uuid(text: str) -> UUID | None:
+    """None if it is none."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
 # The UUID of an id that this server could have made, else None.
 parse_response_id = partial(_parse, "resp")
 parse_conversation_id = partial(_parse, "conv")

@@ -210,10 +210,6 @@ class Recorder:
         """The runs in progress here, a snapshot. Any thread."""
         return self._registry.runs
 
-    def check_ownership(self, runs: Sequence[Run]) -> None:
-        """Drops those of the runs whose rows are not this replica's any more. Any thread."""
-        self.deliver([CheckOwnership(tuple(runs))])
-
     def wait_idle(self, seconds: float) -> bool:
         """Waits until every run has ended or is released; False if that takes longer."""
         return self._idle.wait(seconds)

@@ -11,7 +11,7 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.generation.run import Run
 from server.generation.run_log import RunLog
-from server.protocol.responses.response import Echo, Ending
+from server.protocol.responses.response import Ending
 from server.recording.recorder_messages import RunUpdate
 from server.store import log_append, log_read
 from server.store.administration import ledger
@@ -184,7 +184,9 @@ def _write_ends(
 
 
 def _end(run: Run, ending: Ending) -> End:
-    return End(_key(run), run.facts.attempt, ending, _lifetime_after_end(run.facts.echo))
+    facts = run.facts
+    lifetime = _UNSTORED if facts.echo.background and not facts.echo.store else None
+    return End(_key(run), facts.attempt, ending, lifetime)
 
 
 def _usage(run: Run, deleted: Collection[UUID]) -> LedgerEntry:
@@ -197,8 +199,3 @@ def _usage(run: Run, deleted: Collection[UUID]) -> LedgerEntry:
         attempt=facts.attempt,
         metadata=facts.echo.metadata if has_tags else {},
     )
-
-
-def _lifetime_after_end(echo: Echo) -> timedelta | None:
-    """The time from a response's end until it may be purged; None if `lifetime` decides."""
-    return _UNSTORED if echo.background and not echo.store else None

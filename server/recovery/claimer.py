@@ -23,7 +23,7 @@ from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, ReadFailure, classify_read, first_line, is_unavailable
-from server.supervised_thread import SupervisedThread
+from server.supervised_thread import SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.claimer")
 
@@ -131,7 +131,7 @@ class _Unreadable(Exception):
     """Queued responses cannot be read at the moment, whichever they are."""
 
 
-class Claimer:
+class Claimer(Worker):
     """Claims no more responses than this replica can run."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Claimer:
     def start(self) -> None:
         """The first claim follows at once."""
         self.thread.wake()
-        self.thread.start()
+        super().start()
 
     def wake(self) -> None:
         """Starts a round for responses that this replica has queued, some only to be ended. Any thread."""
@@ -202,10 +202,6 @@ class Claimer:
     def trouble(self) -> str | None:
         """Why nothing is claimed at the moment, for /health/ready; None if all is well. Any thread."""
         return self._pauses.trouble
-
-    def stop(self) -> None:
-        """Claims nothing more; returns when the claimed responses are started. Idempotent."""
-        self.thread.stop()
 
     def _turn(self) -> None:
         if self.thread.wait(self._poll_seconds) or self._pauses.is_on(monotonic()):

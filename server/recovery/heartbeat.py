@@ -13,12 +13,13 @@ from server.crashpoints import crashpoint
 from server.delivery.hub import Abandonment, Hub
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
+from server.recording.recorder_messages import CheckOwnership
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.heartbeat")
 
@@ -54,7 +55,7 @@ class BeatListener(Protocol):
         """Ends the process: it was declared dead, or the thread has given up."""
 
 
-class Heartbeat:
+class Heartbeat(Worker):
     """Beats about once a second, several times within a lease."""
 
     def __init__(
@@ -90,12 +91,6 @@ class Heartbeat:
             on_fatal=listener.on_fenced,
             retry=Retry(max_pause=leases.HEARTBEAT_SECONDS),
         )
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.thread.stop()
 
     @property
     def age(self) -> float:
@@ -164,7 +159,7 @@ class Heartbeat:
         )
         ids = {key.id for key in owned}
         if disowned := [run for run in running if run.facts.id not in ids]:
-            self._recorder.check_ownership(disowned)
+            self._recorder.deliver([CheckOwnership(tuple(disowned))])
         released = self._release_lost(owned)
         for response, reason in cancelled:
             self._listener.on_cancel(response, reason)

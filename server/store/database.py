@@ -208,11 +208,9 @@ class Database:
         assert isinstance(connections, pool.QueuePool)
         return PoolStats(connections.size(), connections.checkedout(), self._pool_wait.values)
 
-    @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self) -> AbstractContextManager[Connection]:
         """One transaction from the pool."""
-        with self._begin(self._pool_engine) as connection:
-            yield connection
+        return self._begin(self._pool_engine)
 
     @contextmanager
     def _begin(self, engine: Engine) -> Iterator[Connection]:

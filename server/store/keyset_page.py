@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
+
+from server.errors import bad_cursor
 
 
 def page(
@@ -33,13 +35,18 @@ def rows_after(
     limit: int | None,
     *,
     descending: bool,
-) -> Sequence[Row[Any]] | None:
-    """The rows of `page` after the one whose last `order` column is `after`; None if there is none."""
+    among: Select[Any],
+    kind: str,
+) -> Sequence[Row[Any]]:
+    """The rows of `page` after the one of `among` whose last `order` column is `after`.
+
+    Raises InvalidRequest, which calls it an object of that `kind`, if there is none.
+    """
     start = None
     if after is not None:
-        start = connection.execute(select(*order).where(order[-1] == after)).first()
+        start = connection.execute(among.with_only_columns(*order).where(order[-1] == after)).first()
         if start is None:
-            return None
+            raise bad_cursor(str(after), kind)
     return connection.execute(page(query, order, start, limit, descending=descending)).all()
 
 

@@ -29,7 +29,7 @@ from server.protocol.responses.events import Event, Kind
 from server.store import arrays
 from server.store.cluster.leases import Fenced
 from server.store.commit_probe import Probe, fence_query, read_time
-from server.store.content.storage_usage import count_added
+from server.store.content.storage_usage import adding
 from server.store.log_read import FOLDED_ROWS
 from server.store.timeout_connection import TimeoutConnection, psycopg_connection
 
@@ -200,30 +200,28 @@ MAX_FOLDED_AT_END: Final = 2_000
 """The most events that are folded in the transaction of an end, which takes some 20 ms; all streams of the
 replica wait for that transaction."""
 _KEYS: Final = "unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)"
-_FOLD = text(
-    count_added(
-        """
-        insert into response_streams (tenant, response_id, last_seq, codec, body, size)
-        select tenant, response_id, last_seq, case when short = body then 2 else 3 end, short,
-            octet_length(short)
-        from shortened
-        returning tenant, size as bytes
-        """,
-        before=f"""
-        gone as (
-            delete from response_events_hot h using {_KEYS}
-            where h.tenant = e.tenant and h.response_id = e.id
-            returning h.*
-        ), folded as (
-            select tenant, response_id, max(first_seq + n) - 1 as last_seq, sum(n) as events,
-                {FOLDED_ROWS} as body
-            from gone group by tenant, response_id
-        ), shortened as (
-            select f.*, holdfast_without_echo(f.body, r.request) as short
-            from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
-        """,
-        gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
-    )
+_FOLD = adding(
+    """
+    insert into response_streams (tenant, response_id, last_seq, codec, body, size)
+    select tenant, response_id, last_seq, case when short = body then 2 else 3 end, short,
+        octet_length(short)
+    from shortened
+    returning tenant, size as bytes
+    """,
+    before=f"""
+    gone as (
+        delete from response_events_hot h using {_KEYS}
+        where h.tenant = e.tenant and h.response_id = e.id
+        returning h.*
+    ), folded as (
+        select tenant, response_id, max(first_seq + n) - 1 as last_seq, sum(n) as events,
+            {FOLDED_ROWS} as body
+        from gone group by tenant, response_id
+    ), shortened as (
+        select f.*, holdfast_without_echo(f.body, r.request) as short
+        from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
+    """,
+    gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
 )
 _WITH_GAPS = text(
     f"""

@@ -20,7 +20,7 @@ from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
-from server.supervised_thread import Retry, SupervisedThread
+from server.supervised_thread import Retry, SupervisedThread, Worker
 from server.webhooks.delivery_attempt import WebhookClient
 from server.webhooks.endpoint_slots import EndpointSlots
 from server.webhooks.retries import ReceiverAnswer, Verdict, judge
@@ -53,7 +53,7 @@ class SendingStats:
     under_way: int = 0
 
 
-class WebhookSender:
+class WebhookSender(Worker):
     """Any number of processes may run one at the same time."""
 
     def __init__(self, database: Database, replica: UUID, client: WebhookClient, first_pause: float) -> None:
@@ -74,9 +74,6 @@ class WebhookSender:
         self._senders: list[SupervisedThread] = []
         self._are_endpoints = False
         self._housekeeping_at = -inf
-
-    def start(self) -> None:
-        self.thread.start()
 
     def stop(self) -> None:
         """Ends after the attempts under way, or after STOP_SECONDS; the rest is attempted again elsewhere."""

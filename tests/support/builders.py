@@ -46,6 +46,7 @@ from server.store.cluster import leases
 from server.store.content import response_insert
 from server.store.content.item_rows import stored_item
 from server.store.content.response_insert import NewResponse
+from server.store.content.responses import End, FinishedRow, ResponseKey, finish_all
 from server.store.database import Connection, Database, clock
 from server.store.schema.upgrade import newest_revision
 from tests.support.eventually import eventually
@@ -395,3 +396,11 @@ class SpyHub(Hub):
         ]
         assert len(finals) < 2, "told twice of one end"
         return finals[0] if finals else None
+
+
+def finish(
+    connection: Connection, tenant: str, response_id: UUID, replica: UUID, attempt: int, ending: Ending
+) -> FinishedRow:
+    """Ends one response."""
+    end = End(ResponseKey(tenant, response_id), attempt, ending)
+    return finish_all(connection, replica, [end])[end.key]

@@ -9,10 +9,10 @@ from uuid import UUID
 from server.protocol.ids import new_uuid
 from server.protocol.input_images import content_of
 from server.protocol.responses.items import ContentPart, InputImage, InputText, Message
-from server.store.content import deletion, images, responses, storage_usage, stored_items
+from server.store.content import deletion, images, storage_usage, stored_items
 from server.store.content.item_rows import NewItem, stored_item
 from server.store.database import Connection, Database
-from tests.support.builders import CREATED, TENANT, insert_response, make_ending
+from tests.support.builders import CREATED, TENANT, finish, insert_response, make_ending
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
 
@@ -46,7 +46,7 @@ def store(
     node = new_uuid()
     insert_response(connection, replica, id=node, tenant=tenant, lifetime=lifetime, previous=previous)
     add(connection, node, [picture_item(node, 0, *pictures)], tenant)
-    responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
+    finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     return node
 
 

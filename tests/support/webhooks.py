@@ -11,11 +11,10 @@ from server.outbound_http.allowed_addresses import AllowedAddresses, AllowedHost
 from server.protocol.ids import new_uuid
 from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint
 from server.sealing.cipher import Seal
-from server.store.content import responses
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.webhooks import outbox
-from tests.support.builders import TENANT, insert_response, make_echo, make_ending
+from tests.support.builders import TENANT, finish, insert_response, make_echo, make_ending
 
 PUBLIC = read_allowed("*")
 ACTOR = Actor("user:test")
@@ -63,7 +62,7 @@ def end_response(
         (replica, response),
     )
     ending = make_ending(status=status, finished_at=datetime.now(UTC))
-    responses.finish(connection, tenant, response, replica, 1, ending)
+    finish(connection, tenant, response, replica, 1, ending)
     outbox.enqueue(connection, [ResponseKey(tenant, response)])
     return response
 

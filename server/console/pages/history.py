@@ -53,12 +53,7 @@ def find_response(query: str) -> UUID | None:
     """The response that a query names by its id, by that of a chat or an item, or by its UUID; else None."""
     text = query.strip()
     response = ids.parse_response_id(text) or ids.parse_completion_id(text) or ids.response_of_item(text)
-    if response is not None:
-        return response
-    try:
-        return UUID(text) if len(text) == 36 else None
-    except ValueError:
-        return None
+    return response or (ids.parse_uuid(text) if len(text) == 36 else None)
 
 
 def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:

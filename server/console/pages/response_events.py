@@ -16,11 +16,11 @@ from server.http.asgi.answers import Answer, EventStream, StreamPosition
 from server.http.handlers.responses import subscribe
 from server.http.query_and_headers import resume_after, whole_number
 from server.protocol.decode import decode_as
-from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.events import Event, Kind, delta_of, event_type
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail
 from server.store.console.response_detail import MAX_ROWS, LogPage
-from server.store.log_read import LogRow, decode_row
+from server.store.log_read import LogRow
 
 MAX_EVENTS: Final = 5000
 MAX_BYTES: Final = 1_000_000
@@ -54,9 +54,7 @@ def event_page(
 
 def _events(rows: Sequence[LogRow], first: int) -> Iterator[tuple[LogRow, Event]]:
     for row in rows:
-        for event in decode_row(
-            row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
-        ):
+        for event in row.events():
             if event.sequence_number >= first:
                 yield row, event
 
@@ -75,7 +73,7 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
     if not contents:
         return described
     if not is_whole:
-        described |= {"content_index": event.content_index, "delta": delta_text(event)}
+        described |= {"content_index": event.content_index, "delta": delta_of(event)[1]}
     elif len(event.body) > MAX_PAYLOAD_BYTES:
         described["bytes"] = len(event.body.encode())
     else:
@@ -86,13 +84,6 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
 def output_index(event: Event) -> int | None:
     """The item of an event that is stored as JSON; None if it belongs to none."""
     return decode_as(event.body, _Place).output_index
-
-
-def delta_text(event: Event) -> str:
-    """The text of a delta."""
-    if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
-        return str(msgspec.json.decode(event.body)[0])
-    return event.body
 
 
 @pages("GET /responses/{response_id}/timeline")

@@ -7,6 +7,7 @@ from server.console.console_request import MAX_FIELDS, ConsoleRequest, pages
 from server.console.pages.history import FIELDS
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
+from server.protocol.ids import parse_uuid
 from server.store.console import saved_view_queries
 from server.store.console.saved_view_queries import MAX_CONTENT_CHARS, MAX_NAME_CHARS, MAX_VIEWS, ViewPage
 from server.store.database import Connection
@@ -60,10 +61,10 @@ def delete(console: ConsoleRequest) -> Answer:
 
 def view_id(text: str) -> UUID:
     """Raises NotFound."""
-    try:
-        return UUID(text)
-    except ValueError:
-        raise NotFound("There is no such saved view.") from None
+    view = parse_uuid(text)
+    if view is None:
+        raise NotFound("There is no such saved view.")
+    return view
 
 
 def history_query(query: str) -> str:

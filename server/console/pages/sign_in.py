@@ -1,13 +1,10 @@
 """Signing in with an API key or an access token, and signing out."""
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from server.console.console_request import ConsoleRequest, html, pages, redirect
+from server.console.console_request import ConsoleRequest, pages
 from server.console.session_cookie import PATH, end_session, set_session, with_key
-from server.console.templates import render
 from server.errors import NotAuthenticated
-from server.http.handler_services import Services
 
 _CONSOLE_SCOPES = frozenset({"admin", "metadata"})
 _OPENS_NOTHING = (
@@ -16,21 +13,23 @@ _OPENS_NOTHING = (
 )
 
 
-def show(_services: Services, request: Request, _form: dict[str, str]) -> Response:
-    """GET /console/sign-in"""
-    return _form_page(request, _next_page(request.query_params.get("next", "")), "")
+@pages("GET /sign-in", needs="nothing")
+def show(console: ConsoleRequest) -> Response:
+    next_page = _next_page(console.request.query_params.get("next", ""))
+    return console.page("sign_in.html", next_page=next_page, message="")
 
 
-def sign_in(services: Services, request: Request, form: dict[str, str]) -> Response:
-    """POST /console/sign-in"""
-    key, next_page = form.get("key", "").strip(), _next_page(form.get("next", ""))
+@pages("POST /sign-in", needs="nothing")
+def sign_in(console: ConsoleRequest) -> Response:
+    services, request = console.services, console.request
+    key, next_page = console.form.get("key", "").strip(), _next_page(console.form.get("next", ""))
     try:
         caller = services.authenticator.authenticate(with_key(request, key))
     except NotAuthenticated as error:
-        return _form_page(request, next_page, str(error), 401)
+        return console.page("sign_in.html", 401, next_page=next_page, message=str(error))
     if not caller.scopes & _CONSOLE_SCOPES:
-        return _form_page(request, next_page, _OPENS_NOTHING, 403)
-    answer = redirect(request, next_page)
+        return console.page("sign_in.html", 403, next_page=next_page, message=_OPENS_NOTHING)
+    answer = console.redirect(next_page)
     if key:
         set_session(services, request, answer, key)
     return answer
@@ -46,10 +45,6 @@ def sign_out(console: ConsoleRequest) -> Response:
     answer = console.redirect(f"{PATH}/sign-in")
     end_session(answer)
     return answer
-
-
-def _form_page(request: Request, next_page: str, message: str, status: int = 200) -> Response:
-    return html(request, render("sign_in.html", wanted=next_page, message=message), status)
 
 
 def _next_page(path: str) -> str:

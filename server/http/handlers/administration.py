@@ -11,13 +11,12 @@ from starlette.responses import Response
 
 from server.administration import audited_erasure, key_changes, tenant_changes
 from server.administration.actor import Actor
-from server.delivery.stored_responses import bad_cursor
 from server.errors import Conflict, NotFound
 from server.http.handler_services import ApiCall
 from server.http.handlers.responses import MAX_KEY_LENGTH, bounded_idempotency_key
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
+from server.http.query_and_headers import PAGE, TENANT, cursor, one_of, page_request, read_optional, text
 from server.maintenance.erasure import Outcome
 from server.protocol import ids
 from server.protocol.administration import objects, requests
@@ -76,18 +75,16 @@ def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
     asked = page_request(call.request, "asc")
     with call.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
-        stored = stored_tenants.of_names(connection, names)
-        return page_of(tenant_changes.tenant_objects(connection, names, stored.values()), asked.limit)
+        return page_of(tenant_changes.tenant_objects(connection, names), asked.limit)
 
 
 @routes("GET /tenants/{tenant}", "Retrieve a tenant.", objects.Tenant)
 def retrieve_tenant(call: ApiCall) -> objects.Tenant:
     name = call.request.path_params["tenant"]
     with call.database.begin() as connection:
-        stored = stored_tenants.get(connection, name)
-        if stored is None and not stored_tenants.has_keys(connection, name):
+        tenant = tenant_changes.shown_tenant(connection, name)
+        if tenant.created_at is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-        (tenant,) = tenant_changes.tenant_objects(connection, [name], [] if stored is None else [stored])
     return tenant
 
 
@@ -159,9 +156,7 @@ def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.Te
 )
 def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
     asked, tenant = page_request(call.request), call.request.path_params["tenant"]
-    after = ids.parse_conversation_id(asked.after) if asked.after else None
-    if asked.after and after is None:
-        raise bad_cursor(asked.after, "a conversation")
+    after = cursor(asked.after, ids.parse_conversation_id, "a conversation")
     page = partial(conversations.list_page, newest_first=asked.newest_first)
     listed = call.database.read(lambda connection: page(connection, tenant, after, asked.limit))
     data = [
@@ -200,11 +195,9 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
     asked, state = page_request(call.request), one_of(call.request, "state", KEY_STATES)
     tenant = text(call.request, "tenant")
     with call.database.begin() as connection:
-        after = stored_keys.get(connection, asked.after) if asked.after else None
-        if asked.after and after is None:
-            raise bad_cursor(asked.after, "a key")
-        newest = asked.newest_first
-        stored = stored_keys.list_page(connection, tenant, state, after, asked.limit, newest_first=newest)
+        stored = stored_keys.list_page(
+            connection, tenant, state, asked.after, asked.limit, newest_first=asked.newest_first
+        )
         return page_of(key_changes.key_objects(connection, stored), asked.limit)
 
 
@@ -212,11 +205,7 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
 def retrieve_key(call: ApiCall) -> objects.Key:
     key_id = call.request.path_params["key_id"]
     with call.database.begin() as connection:
-        stored = stored_keys.get(connection, key_id)
-        if stored is None:
-            raise key_changes.unknown_key(key_id)
-        (key,) = key_changes.key_objects(connection, [stored])
-    return key
+        return key_changes.shown_key(connection, key_id)
 
 
 @routes(

@@ -3,19 +3,27 @@
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Literal, cast, get_args
-from uuid import UUID
 
 from starlette.requests import Request
 
 from server.administration import price_changes
 from server.administration.objects_from_rows import price_object, replica_object, trail_object, usage_object
 from server.administration.options_and_form_fields import time_of
-from server.delivery.stored_responses import bad_cursor
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, bad_cursor
 from server.http.handler_services import ApiCall
 from server.http.handlers.administration import ADMIN, changing
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import MODEL, PAGE, TENANT, one_of, page_request, text, unix_seconds
+from server.http.query_and_headers import (
+    MODEL,
+    PAGE,
+    TENANT,
+    cursor,
+    one_of,
+    page_request,
+    text,
+    unix_seconds,
+)
+from server.protocol import ids
 from server.protocol.administration import objects
 from server.protocol.administration.objects import page_of, read_cursor
 from server.protocol.administration.requests import SetPrice, UnixSeconds
@@ -94,11 +102,10 @@ def usage(call: ApiCall) -> Page[objects.UsageSums]:
     ),
 )
 def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
-    asked, chosen, after = page_request(call.request), _entry_filter(call.request), _uuid_cursor(call.request)
+    asked, chosen = page_request(call.request), _entry_filter(call.request)
+    after = cursor(asked.after, ids.parse_uuid, "an entry")
     page = partial(audit_trail.entries_page, newest_first=asked.newest_first)
     entries = call.database.read(lambda connection: page(connection, chosen, after, asked.limit))
-    if entries is None:
-        raise bad_cursor(str(after), "an entry")
     return page_of([trail_object(entry) for entry in entries], asked.limit)
 
 
@@ -110,11 +117,9 @@ def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
 )
 def list_replicas(call: ApiCall) -> Page[objects.Replica]:
     asked, state = page_request(call.request), one_of(call.request, "state", get_args(ReplicaState))
-    after = _uuid_cursor(call.request)
+    after = cursor(asked.after, ids.parse_uuid, "a replica")
     page = partial(replicas_page, newest_first=asked.newest_first)
     listed = call.database.read(lambda connection: page(connection, state, after, asked.limit))
-    if listed is None:
-        raise bad_cursor(str(after), "a replica")
     return page_of([replica_object(replica) for replica in listed], asked.limit)
 
 
@@ -170,11 +175,3 @@ def _price_cursor(after: str) -> tuple[str, datetime]:
         return model, datetime.fromisoformat(time).astimezone(UTC)
     except (ValueError, OverflowError):
         raise bad_cursor(after, "a price") from None
-
-
-def _uuid_cursor(request: Request) -> UUID | None:
-    after = page_request(request).after
-    try:
-        return UUID(after) if after else None
-    except ValueError:
-        raise bad_cursor(after or "", "an object of this list") from None

@@ -4,11 +4,10 @@ from uuid import UUID
 
 from msgspec import Raw
 
-from server.delivery.stored_responses import bad_cursor
 from server.errors import ConversationLocked, NotFound
 from server.http.handler_services import ApiCall
 from server.http.operation import RouteTable
-from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
+from server.http.query_and_headers import INCLUDE, PAGE, cursor, include_values, page_request, read_optional
 from server.protocol import conversation_objects as objects
 from server.protocol import ids
 from server.protocol.decode import decode
@@ -31,9 +30,7 @@ _ITEM = "/{conversation_id}/items/{item_id}"
 )
 def list_stored(call: ApiCall) -> Page[Raw]:
     page = page_request(call.request)
-    after = ids.parse_conversation_id(page.after) if page.after else None
-    if page.after and after is None:
-        raise bad_cursor(page.after, "a conversation")
+    after = cursor(page.after, ids.parse_conversation_id, "a conversation")
     tenant, newest_first = call.caller.tenant, page.newest_first
     return conversations_api.list_stored(call.database, tenant, after, page.limit, newest_first=newest_first)
 

@@ -125,15 +125,13 @@ def idempotency_key(call: ApiCall) -> IdempotencyKey | None:
     operation_id="response_lists.responses",
 )
 def list_stored(call: ApiCall) -> Page[Raw]:
-    asked, status = query.page_request(call.request), query.text(call.request, "status")
-    if status is not None and status not in get_args(objects.Status):
-        raise InvalidRequest(f"status must be one of {', '.join(get_args(objects.Status))}.", param="status")
+    statuses: tuple[objects.Status, ...] = get_args(objects.Status)
     filters = Filters(
         model=query.text(call.request, "model"),
-        status=status,  # type: ignore[arg-type]  # looked up in its own values
+        status=query.one_of(call.request, "status", statuses),
         metadata=query.metadata(call.request),
     )
-    return list_responses(call.database, call.caller.tenant, filters, asked)
+    return list_responses(call.database, call.caller.tenant, filters, query.page_request(call.request))
 
 
 @routes(

@@ -8,11 +8,10 @@ from starlette.responses import Response
 
 from server.administration import webhook_changes
 from server.administration.objects_from_rows import delivery_object, endpoint_object, endpoint_with_secret
-from server.delivery.stored_responses import bad_cursor
 from server.http.handler_services import ApiCall, Handler
 from server.http.handlers.administration import ADMIN, changing, secret_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
+from server.http.query_and_headers import PAGE, TENANT, cursor, one_of, page_request, read_optional, text
 from server.protocol import ids
 from server.protocol import webhook_objects as objects
 from server.protocol.administration.objects import page_of
@@ -61,11 +60,8 @@ def create_webhook_endpoint(call: ApiCall) -> Response:
 def list_webhook_endpoints(call: ApiCall) -> Page[objects.Endpoint]:
     asked = page_request(call.request)
     tenant = text(call.request, "tenant") if _is_admin(call) else call.caller.tenant
+    after = cursor(asked.after, ids.parse_webhook_endpoint_id, "a webhook endpoint")
     with call.database.begin() as connection:
-        start = ids.parse_webhook_endpoint_id(asked.after or "")
-        after = None if start is None else endpoints.get(connection, start, tenant)
-        if asked.after and after is None:
-            raise bad_cursor(asked.after, "a webhook endpoint")
         stored = endpoints.list_page(connection, tenant, after, asked.limit, newest_first=asked.newest_first)
     return page_of([endpoint_object(row) for row in stored], asked.limit)
 
@@ -139,12 +135,9 @@ def test_webhook_endpoint(call: ApiCall) -> objects.SampleResult:
 )
 def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
     asked, state = page_request(call.request), one_of(call.request, "state", delivery_lists.STATES)
+    after = cursor(asked.after, ids.parse_webhook_id, "a delivery of this webhook endpoint")
     with call.database.begin() as connection:
         stored = _find(connection, call)
-        start = ids.parse_webhook_id(asked.after or "")
-        after = None if start is None else delivery_lists.get(connection, stored.tenant, stored.id, start)
-        if asked.after and after is None:
-            raise bad_cursor(asked.after, "a delivery of this webhook endpoint")
         deliveries = delivery_lists.list_page(
             connection, stored.tenant, stored.id, state, after, asked.limit, newest_first=asked.newest_first
         )

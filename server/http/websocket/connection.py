@@ -7,6 +7,7 @@ are read all the same, so that a disconnect is noticed; the next response waits.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Generic, Literal, TypeVar
@@ -53,25 +54,21 @@ class SocketEndpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        try:
-            caller = await self.context.identify_caller(websocket)
-            self.authorize(caller)
-            share = self.context.share_of(caller)
-            self.sockets.acquire(share.tenant)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            await websocket.send_denial_response(on_error(websocket, error))
-            return
-        try:
-            await self._serve(websocket, caller, share)
-        finally:
-            self.sockets.release(share.tenant)
+        with ExitStack() as held:
+            try:
+                caller = await self.context.identify_caller(websocket)
+                self.authorize(caller)
+                share = self.context.share_of(caller)
+                held.enter_context(self.sockets.hold(share.tenant))
+                session = await self.context.threads.write.run(share, self.connect, websocket, caller)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+                await websocket.send_denial_response(on_error(websocket, error))
+                return
+            await self._serve(websocket, session, caller, share)
 
-    async def _serve(self, websocket: WebSocket, caller: C, share: ThreadShare) -> None:
-        try:
-            session = await self.context.threads.write.run(share, self.connect, websocket, caller)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            await websocket.send_denial_response(on_error(websocket, error))
-            return
+    async def _serve(
+        self, websocket: WebSocket, session: SocketSession, caller: C, share: ThreadShare
+    ) -> None:
         received = ReceivedBytes(self.context.bodies, share.tenant)
         buffer: MessageBuffer = websocket.scope["state"][MESSAGE_BUFFER]
         buffer.received = received

@@ -116,10 +116,12 @@ class EntryFilter:
 
 def entries_page(
     connection: Connection, chosen: EntryFilter, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[Entry] | None:
-    """The entries that come after one, by age, one more than `limit`; None if there is no entry `after`."""
+) -> list[Entry]:
+    """The entries that come after one, by age, one more than `limit`. Raises InvalidRequest if there is no
+    entry `after`.
+    """
     columns = audit_trail.c
-    query = select(*(columns[name] for name in Entry.__dataclass_fields__))
+    query = every = select(*(columns[name] for name in Entry.__dataclass_fields__))
     for name in ("actor", "tenant", "target"):
         if (value := getattr(chosen, name)) is not None:
             query = query.where(columns[name] == value)
@@ -129,7 +131,6 @@ def entries_page(
         query = query.where(columns.at >= chosen.since)
     if chosen.until is not None:
         query = query.where(columns.at < chosen.until)
-    rows = rows_after(connection, query, (columns.at, columns.id), after, limit, descending=newest_first)
-    if rows is None:
-        return None
+    order, kind = (columns.at, columns.id), "an entry"
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=every, kind=kind)
     return [Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)}) for row in rows]

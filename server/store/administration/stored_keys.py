@@ -12,7 +12,7 @@ from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 from server.store.tables import api_keys, key_requirement, seal_keys
 
 
@@ -177,20 +177,21 @@ def list_page(
     connection: Connection,
     tenant: str | None,
     state: KeyState | None = None,
-    after: StoredKey | None = None,
+    after: str | None = None,
     limit: int | None = None,
     *,
     newest_first: bool = True,
 ) -> list[StoredKey]:
-    """The keys that come after a key, by age; one more than `limit`, or all."""
+    """The keys that come after a key, by age; one more than `limit`, or all. Raises InvalidRequest if there
+    is no key `after`.
+    """
     query = _KEYS
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
     if state is not None:
         query = query.where(_STATES[state])
-    start = None if after is None else (after.created_at, after.id)
-    order = (api_keys.c.created_at, api_keys.c.id)
-    rows = connection.execute(page(query, order, start, limit, descending=newest_first))
+    order, kind = (api_keys.c.created_at, api_keys.c.id), "a key"
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=_KEYS, kind=kind)
     return [_key(row) for row in rows]
 
 

@@ -47,11 +47,13 @@ _WAITING = (
 
 def waiting_page(
     connection: Connection, tenant: str | None, after: str | None, limit: int | None, *, descending: bool
-) -> list[WaitingApproval] | None:
-    """One more than `limit` of those of a tenant, or of all, by age; None if there is no `after`."""
+) -> list[WaitingApproval]:
+    """One more than `limit` of those of a tenant, or of all, by age. Raises InvalidRequest for `after`."""
     query = _WAITING if tenant is None else _WAITING.where(items.c.tenant == tenant)
-    rows = rows_after(connection, query, _ORDER, after, limit, descending=descending)
-    return None if rows is None else [WaitingApproval(**row._mapping) for row in rows]
+    rows = rows_after(
+        connection, query, _ORDER, after, limit, kind="an approval that waits", descending=descending
+    )
+    return [WaitingApproval(**row._mapping) for row in rows]
 
 
 def find(connection: Connection, approval: str) -> WaitingApproval | None:

@@ -261,7 +261,8 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
             error_message=UNDECODABLE_MESSAGE,
         )
         try:
-            finished = responses.finish(connection, tenant, id_, me, claimed.attempt, ending)
+            end = responses.End(ResponseKey(tenant, id_), claimed.attempt, ending)
+            finished = responses.finish_all(connection, me, [end])[end.key]
         except OwnershipLost:
             return False
         if not ledger.is_metered(connection, tenant, id_):  # damaged rows may have an entry already

@@ -109,17 +109,19 @@ class ListedReplica:
 
 def replicas_page(
     connection: Connection, state: str | None, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[ListedReplica] | None:
-    """The replicas that come after another, by start, one more than `limit`; None if there is no `after`."""
+) -> list[ListedReplica]:
+    """The replicas that come after another, by start, one more than `limit`. Raises InvalidRequest if there
+    is no replica `after`.
+    """
     columns = replicas.c
     age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
     *stored, _ = ListedReplica.__dataclass_fields__
-    query = select(*(columns[name] for name in stored), age.label("heartbeat_age"))
+    query = every = select(*(columns[name] for name in stored), age.label("heartbeat_age"))
     if state is not None:
         query = query.where(columns.state == state)
-    order = (columns.started_at, columns.id)
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first)
-    return None if rows is None else [ListedReplica(**row._mapping) for row in rows]
+    order, kind = (columns.started_at, columns.id), "a replica"
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=every, kind=kind)
+    return [ListedReplica(**row._mapping) for row in rows]
 
 
 _REMOVE_ENDED = text("""

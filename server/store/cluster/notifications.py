@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from server.store.database import ASYNCHRONOUS, Database
 from server.store.database_errors import DatabaseError, TransientError
 from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
-from server.supervised_thread import SupervisedThread
+from server.supervised_thread import SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.notify")
 QUEUE = "holdfast_queue"
@@ -119,8 +119,10 @@ class HintListener(Protocol):
         """The thread has given up, so this process must end."""
 
 
-class Notifier:
-    """The thread that exchanges hints with other replicas. Callers never wait for it."""
+class Notifier(Worker):
+    """The thread that exchanges hints with other replicas. Callers never wait for it, and it ends without
+    sending what is left.
+    """
 
     def __init__(self, database: Database, listener: HintListener, *, enabled: bool = True) -> None:
         """Neither sends nor receives unless `enabled`."""
@@ -140,10 +142,6 @@ class Notifier:
     def start(self) -> None:
         if self._enabled:
             self.thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread and drops hints that were not sent."""
-        self.thread.stop()
 
     def notify_queue(self) -> None:
         """Announces committed responses that no replica has claimed."""

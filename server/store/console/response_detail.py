@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from server.store import log_read
 from server.store.console.history_queries import LAST_INPUT
-from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.console.time_limit import limit_time
 from server.store.content import stored_items
 from server.store.log_read import STREAM_BODY, FoldedStream, LogRow
 
@@ -58,7 +58,7 @@ _CHAIN_ITEMS = text(f"""
 _ITEMS = text(f"""
     with chosen as materialized (
         select {_CHOSEN}, payload::text as payload, idx as place from items
-        where tenant = :tenant and response_id = :id and side = :side and idx >= :from_index
+        where tenant = :tenant and response_id = :id and side = :side
         order by idx limit {MAX_ITEMS + 1}
     )
     {_BOUNDED}
@@ -140,12 +140,8 @@ def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | No
     return None if row is None else {**row, "metadata": msgspec.json.decode(row["metadata"])}
 
 
-def read_detail(
-    connection: Connection, response: UUID, *, contents: bool, first_input: int = 0
-) -> ResponseDetail | None:
-    """The response with at most `MAX_ITEMS` + 1 items a side, inputs from `first_input` on; None if there is
-    none.
-    """
+def read_detail(connection: Connection, response: UUID, *, contents: bool) -> ResponseDetail | None:
+    """The response with at most `MAX_ITEMS` + 1 items a side; None if there is none."""
     facts = find_facts(connection, response)
     if facts is None:
         return None
@@ -156,8 +152,8 @@ def read_detail(
         facts=facts,
         request=request[0] if request else None,
         asked=request[1] if request else None,
-        inputs=_items(connection, of, 0, first_input) if contents else [],
-        outputs=_items(connection, of, 1, 0) if contents else [],
+        inputs=_items(connection, of, stored_items.INPUT) if contents else [],
+        outputs=_items(connection, of, stored_items.OUTPUT) if contents else [],
         chain=_relatives(connection, _ANCESTORS, of, contents=contents),
         branches=_relatives(connection, _BRANCHES, of, contents=contents),
         conversation=_relatives(connection, _IN_CONVERSATION, conversation, contents=contents)
@@ -177,9 +173,8 @@ def read_request(connection: Connection, tenant: str, response: UUID) -> tuple[s
     return echo, asked
 
 
-def _items(connection: Connection, of: Mapping[str, object], side: int, first: int) -> list[StoredItem]:
-    rows = connection.execute(_ITEMS, {**of, "side": side, "from_index": first})
-    return [StoredItem(*row) for row in rows]
+def _items(connection: Connection, of: Mapping[str, object], side: int) -> list[StoredItem]:
+    return [StoredItem(*row) for row in connection.execute(_ITEMS, {**of, "side": side})]
 
 
 def _relatives(
@@ -251,14 +246,14 @@ def read_log(
 ) -> LogPage | None:
     """At most `limit` rows, from the one with sequence number `first` on. None if its stream is longer than
     `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves them into the folded stream in
-    one transaction.
+    one transaction. Raises TimeOver.
     """
-    connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
     of = {"tenant": tenant, "id": response}
-    end = connection.scalar(_HOT_END, of)
-    if end is not None:
-        return LogPage(log_read.hot_rows(connection, tenant, response, first, limit), end)
-    stream = connection.execute(_STREAM, of).first()
+    with limit_time(connection):
+        end = connection.scalar(_HOT_END, of)
+        if end is not None:
+            return LogPage(log_read.hot_rows(connection, tenant, response, first, limit), end)
+        stream = connection.execute(_STREAM, of).first()
     if stream is None:
         return LogPage([], 0)
     end, body = stream

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.console.time_limit import limit_time
 
 USAGE_DAYS = 30
 _ROWS = text(f"""
@@ -45,17 +45,9 @@ _ROWS = text(f"""
 """)
 
 
-def tenants_page(connection: Connection, after: str | None, limit: int) -> Sequence[Row[Any]]:
-    """The tenants whose names come after one, by name, one more than `limit`. Raises DatabaseError."""
-    return _rows(connection, None, after, limit + 1)
-
-
-def tenant_row(connection: Connection, tenant: str) -> Row[Any] | None:
-    """One tenant; None if nothing of it is known."""
-    found = _rows(connection, tenant, None, 1)
-    return found[0] if found else None
-
-
-def _rows(connection: Connection, tenant: str | None, after: str | None, limit: int) -> Sequence[Row[Any]]:
-    connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
-    return connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit}).all()
+def tenant_rows(
+    connection: Connection, *, tenant: str | None = None, after: str | None = None, limit: int = 1
+) -> Sequence[Row[Any]]:
+    """The tenant with that name, or those that come after a name, by name. Raises TimeOver."""
+    with limit_time(connection):
+        return connection.execute(_ROWS, {"tenant": tenant, "after": after, "limit": limit}).all()

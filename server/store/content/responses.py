@@ -152,20 +152,6 @@ _FINISH = text(
 it, so it is read without a lock."""
 
 
-def finish(
-    connection: Connection,
-    tenant: str,
-    response_id: UUID,
-    replica: UUID,
-    attempt: int,
-    ending: Ending,
-    lifetime: timedelta | None = None,
-) -> FinishedRow:
-    """`finish_all` of one response."""
-    key = ResponseKey(tenant, response_id)
-    return finish_all(connection, replica, [End(key, attempt, ending, lifetime)])[key]
-
-
 def finish_all(connection: Connection, replica: UUID, ends: Sequence[End]) -> dict[ResponseKey, FinishedRow]:
     """Ends responses that this replica runs; they may have been deleted meanwhile.
 

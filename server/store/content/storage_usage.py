@@ -8,6 +8,7 @@ Sizes come from the columns `size` and `items.for_model`. Rows of releases witho
 are counted neither on insertion nor on deletion.
 """
 
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, TextClause, text
@@ -23,30 +24,22 @@ ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 """SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 
 
-def count_added(change: str, *, before: str = "", gives: str = "count(*)", sign: str = "") -> str:
-    """SQL of `change` that also records the bytes it adds. `change` returns rows with `tenant` and `bytes`.
-    `before` are CTEs that it needs; data-modifying ones must be at the top level. `gives` is the select list
-    of the whole statement over the changed rows.
+def adding(change: str, *, before: str = "", gives: str = "count(*)", sign: str = "") -> TextClause:
+    """The statement of `change` that also records the bytes it adds. `change` returns rows with `tenant` and
+    `bytes`. `before` are CTEs that it needs; data-modifying ones must be at the top level. `gives` is the
+    select list of the whole statement over the changed rows.
     """
     first = f"{before}," if before else ""
-    return f"""
+    return text(f"""
     with {first} changed as ({change}), counted as (
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, {sign}sum(bytes) from changed group by tenant having sum(bytes) <> 0)
     select {gives} from changed
-    """
+    """)
 
 
-def adding(change: str, **options: str) -> TextClause:
-    """The statement of `count_added`, which takes the options."""
-    return text(count_added(change, **options))
-
-
-def removing(change: str, **options: str) -> TextClause:
-    """The statement of `change` that also records the bytes it removes."""
-    return text(count_added(change, sign="-", **options))
-
-
+removing = partial(adding, sign="-")
+"""The statement of `change` that also records the bytes it removes."""
 _TOTAL = text("select coalesce(sum(bytes), 0)::bigint from storage_changes where tenant = :tenant")
 _TOTALS = text(
     "select tenant, sum(bytes)::bigint from storage_changes group by tenant having sum(bytes) <> 0 order by 1"

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, select, update
 
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 from server.store.tables import webhook_deliveries
 from server.store.webhooks.outbox import RETRIED_FOR
 
@@ -50,35 +50,26 @@ _STATES: dict[DeliveryState, ColumnElement[bool]] = {
 STATES: tuple[DeliveryState, ...] = tuple(_STATES)
 
 
-def _delivery(row: Row[Any]) -> StoredDelivery:
-    return StoredDelivery(**row._mapping)
-
-
-def get(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID) -> StoredDelivery | None:
-    """A delivery to that endpoint."""
-    conditions = (_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, _COLUMNS.id == delivery)
-    row = connection.execute(_SELECT.where(*conditions)).first()
-    return _delivery(row) if row else None
-
-
 def list_page(
     connection: Connection,
     tenant: str,
     endpoint: UUID,
     state: DeliveryState | None,
-    after: StoredDelivery | None,
+    after: UUID | None,
     limit: int,
     *,
     newest_first: bool,
 ) -> list[StoredDelivery]:
-    """The deliveries of an endpoint that come after one, by age; one more than `limit`."""
-    query = _SELECT.where(_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint)
-    if state is not None:
-        query = query.where(_STATES[state])
-    start = None if after is None else (after.created_at, after.id)
-    order = (_COLUMNS.created_at, _COLUMNS.id)
-    rows = connection.execute(page(query, order, start, limit, descending=newest_first))
-    return [_delivery(row) for row in rows]
+    """The deliveries of an endpoint that come after one, by age; one more than `limit`. Raises InvalidRequest
+    if it has no delivery `after`.
+    """
+    of_endpoint = _SELECT.where(_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint)
+    query = of_endpoint if state is None else of_endpoint.where(_STATES[state])
+    order, kind = (_COLUMNS.created_at, _COLUMNS.id), "a delivery of this webhook endpoint"
+    rows = rows_after(
+        connection, query, order, after, limit, descending=newest_first, among=of_endpoint, kind=kind
+    )
+    return [StoredDelivery(**row._mapping) for row in rows]
 
 
 def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
 from server.store.database import lock
-from server.store.keyset_page import page
+from server.store.keyset_page import rows_after
 from server.store.tables import webhook_endpoints
 
 
@@ -85,16 +85,17 @@ def get(
 def list_page(
     connection: Connection,
     tenant: str | None,
-    after: StoredEndpoint | None = None,
+    after: UUID | None = None,
     limit: int | None = None,
     *,
     newest_first: bool = False,
 ) -> list[StoredEndpoint]:
-    """The endpoints that come after one, by age; one more than `limit`, or all."""
+    """The endpoints that come after one, by age; one more than `limit`, or all. Raises InvalidRequest if
+    there is no endpoint `after`.
+    """
     query = _SELECT if tenant is None else _SELECT.where(_COLUMNS.tenant == tenant)
-    start = None if after is None else (after.created_at, after.id)
-    order = (_COLUMNS.created_at, _COLUMNS.id)
-    rows = connection.execute(page(query, order, start, limit, descending=newest_first))
+    order, kind = (_COLUMNS.created_at, _COLUMNS.id), "a webhook endpoint"
+    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=query, kind=kind)
     return [_endpoint(row) for row in rows]
 
 

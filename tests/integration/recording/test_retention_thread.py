@@ -13,11 +13,10 @@ from server.maintenance.retention import DiskShort, Purged, Retention, purge, re
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
 from server.store import log_append
-from server.store.content import responses
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk, Space
-from tests.support.builders import CREATED, TENANT, insert_response, register
+from tests.support.builders import CREATED, TENANT, finish, insert_response, register
 from tests.support.eventually import eventually
 
 REPLICA = UUID(int=1)
@@ -53,7 +52,7 @@ def plant(database: Database, count: int) -> None:
         for node in [new_uuid() for _ in range(count)]:
             insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
             log_append.fold(connection, [(TENANT, node)])
-            responses.finish(connection, TENANT, node, replica, 1, ENDING)
+            finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def left(database: Database) -> set[UUID]:

@@ -5,10 +5,18 @@ from server.caller import TenantSettings
 from server.protocol.ids import new_uuid
 from server.store.administration import tenants
 from server.store.cluster import claims
-from server.store.content import responses
 from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Database
-from tests.support.builders import TENANT, accept, insert_response, kill, make_echo, make_ending, register
+from tests.support.builders import (
+    TENANT,
+    accept,
+    finish,
+    insert_response,
+    kill,
+    make_echo,
+    make_ending,
+    register,
+)
 
 CAP = 3
 
@@ -41,7 +49,7 @@ def test_what_a_replica_leaves_is_nobodys_and_foreground_responses_are_claimed_t
         for replica, response in left.items():
             insert_response(connection, replica, id=response)
         insert_response(connection, dead, id=ended)
-        responses.finish(connection, TENANT, ended, dead, 1, make_ending())
+        finish(connection, TENANT, ended, dead, 1, make_ending())
         connection.exec_driver_sql("update replicas set state = 'stopped' where id = %s", (stopped,))
     assert hopeless(database, me) == set()
     kill(database, dead)

@@ -11,7 +11,7 @@ from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
-from tests.support.builders import LATER, TENANT, examples, insert_response, register
+from tests.support.builders import LATER, TENANT, examples, finish, insert_response, register
 from tests.support.eventually import eventually
 
 ENDING = Ending(
@@ -65,13 +65,13 @@ def plant(connection: Connection, replica: UUID, forest: Forest) -> None:
         forest.ids.append(node)
         if len(forest.ids) - 1 not in forest.running:
             log_append.fold(connection, [(TENANT, node)])
-            responses.finish(connection, TENANT, node, replica, 1, ENDING)
+            finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def end(connection: Connection, replica: UUID, node: UUID) -> None:
     """What the recorder does at a response's end."""
     log_append.fold(connection, [(TENANT, node)])
-    if responses.finish(connection, TENANT, node, replica, 1, ENDING):
+    if finish(connection, TENANT, node, replica, 1, ENDING):
         deletion.remove_if_unneeded(connection, TENANT, node)
 
 

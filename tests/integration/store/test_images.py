@@ -11,13 +11,12 @@ from server.protocol.responses.items import ContentPart, InputImage, Message
 from server.store.content import (
     deletion,
     images,
-    responses,
     stored_items,
 )
 from server.store.content.images import ImageRemoved, NewImage, StoredImage
 from server.store.content.item_rows import stored_item, stored_items_of
 from server.store.database import Database
-from tests.support.builders import CREATED, TENANT, insert_response, make_ending, register
+from tests.support.builders import CREATED, TENANT, finish, insert_response, make_ending, register
 from tests.support.stored_images import (
     PNG,
     add,
@@ -105,7 +104,7 @@ def test_items_that_are_read_again_name_the_same_picture_without_its_bytes(
         node = new_uuid()
         insert_response(connection, replica, id=node)
         add(connection, node, [read])
-        responses.finish(connection, TENANT, node, replica, 1, make_ending(finished_at=CREATED))
+        finish(connection, TENANT, node, replica, 1, make_ending(finished_at=CREATED))
     delete(database, first)
     assert remove_images(database) == 0
     delete(database, node)

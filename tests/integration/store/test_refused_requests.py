@@ -2,7 +2,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from server.maintenance.erasure import Erasure
-from server.metrics.refused_requests import RefusalWriter, RefusedRequests
+from server.metrics.refused_requests import RefusedRequests
 from server.store.administration import refused_request_counts
 from server.store.administration.refused_request_counts import RefusedRequest
 from server.store.database import Database
@@ -61,9 +61,9 @@ def test_what_cannot_be_stored_is_stored_when_the_database_is_back(database: Dat
     refused = RefusedRequests()
     refused.add(Counter({LIMITED: 3}))
     away = Database("postgresql://nobody@127.0.0.1:1/none", pool_size=1)
-    RefusalWriter(away, refused).write()
+    refused.write(away)
     away.close()
-    RefusalWriter(database, refused).write()
+    refused.write(database)
     with database.begin() as connection:
         assert connection.exec_driver_sql("select sum(requests) from refused_requests").scalar_one() == 3
 

@@ -18,6 +18,7 @@ from server.store.database_errors import OwnershipLost
 from tests.support.builders import (
     LATER,
     TENANT,
+    finish,
     insert_response,
     make_echo,
     make_ending,
@@ -91,7 +92,7 @@ def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) 
     with database.begin() as connection:
         created = insert_response(connection, replica, id=response, echo=echo)
         running = responses.get(connection, TENANT, response)
-        assert responses.finish(connection, TENANT, response, replica, 1, ending) == (False, None)
+        assert finish(connection, TENANT, response, replica, 1, ending) == (False, None)
         ended = responses.get(connection, TENANT, response)
     assert running is not None
     assert (running.status, running.attempt, running.created_at) == ("in_progress", 1, created)
@@ -119,11 +120,11 @@ def test_a_response_ends_once_and_only_by_its_replica(database: Database) -> Non
         insert_response(connection, mine, id=response)
     for replica, attempt in ((other, 1), (mine, 2), (mine, 0)):
         with database.begin() as connection, pytest.raises(OwnershipLost):
-            responses.finish(connection, TENANT, response, replica, attempt, make_ending())
+            finish(connection, TENANT, response, replica, attempt, make_ending())
     with database.begin() as connection:
-        responses.finish(connection, TENANT, response, mine, 1, make_ending())
+        finish(connection, TENANT, response, mine, 1, make_ending())
     with database.begin() as connection, pytest.raises(OwnershipLost):
-        responses.finish(connection, TENANT, response, mine, 1, make_ending(status="failed"))
+        finish(connection, TENANT, response, mine, 1, make_ending(status="failed"))
 
 
 def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database) -> None:
@@ -133,7 +134,7 @@ def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database)
         insert_response(connection, replica, id=response)
         deletion.delete(connection, TENANT, response)
         assert responses.get(connection, TENANT, response) is None
-        assert responses.finish(connection, TENANT, response, replica, 1, make_ending()) == (True, None)
+        assert finish(connection, TENANT, response, replica, 1, make_ending()) == (True, None)
 
 
 def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
@@ -144,7 +145,7 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
         assert stored_items.output_items(connection, "other", response) == []
         assert stored_items.chain_items(connection, "other", response) == []
         with pytest.raises(OwnershipLost):
-            responses.finish(connection, "other", response, replica, 1, make_ending())
+            finish(connection, "other", response, replica, 1, make_ending())
         ledger.record_usage(
             connection,
             [
@@ -241,7 +242,7 @@ def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
             tenant = "other" if gone == "another tenant's" else TENANT
             insert_response(connection, replica, id=previous, tenant=tenant, lifetime=lifetime)
             ending = make_ending(finished_at=LONG_AGO)
-            responses.finish(connection, tenant, previous, replica, 1, ending)
+            finish(connection, tenant, previous, replica, 1, ending)
         if gone == "deleted":
             deletion.delete(connection, TENANT, previous)
     events = [Event(0, Kind.WHOLE, 0, 0, "{}")]

@@ -19,7 +19,7 @@ from server.store.administration import ledger
 from server.store.content import deletion, responses, stored_items
 from server.store.content.deletion import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database, clock
-from tests.support.builders import TENANT, USAGE, examples, insert_response, register
+from tests.support.builders import TENANT, USAGE, examples, finish, insert_response, register
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 TABLES = {
@@ -83,7 +83,7 @@ def end(
 ) -> None:
     """What the recorder does at a response's end."""
     log_append.fold(connection, [(tenant, node)])
-    if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
+    if finish(connection, tenant, node, replica, 1, ending(finished_at)):
         deletion.remove_if_unneeded(connection, tenant, node)
 
 

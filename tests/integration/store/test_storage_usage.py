@@ -18,7 +18,15 @@ from server.store.content import (
 from server.store.content.item_rows import stored_item
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
-from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register
+from tests.support.builders import (
+    CREATED,
+    TENANT,
+    finish,
+    insert_response,
+    make_ending,
+    make_message,
+    register,
+)
 
 OTHER = "other"
 SIZES = """
@@ -65,7 +73,7 @@ def begin(
 
 def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: str = TENANT) -> None:
     """As the recorder writes an end."""
-    finished = responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
+    finished = finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     output = [stored_item(make_message(new_uuid(), 0, text)) for text in texts]
     stored_items.insert_items_of(connection, stored_items.OUTPUT, [(tenant, node, output)])
     log_append.fold(connection, [(tenant, node)])

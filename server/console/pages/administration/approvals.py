@@ -15,7 +15,7 @@ MAX_ROWS = 200
 def index(console: ConsoleRequest) -> Answer:
     tenant = console.argument("tenant") or None
     rows = console.database.read(
-        lambda connection: waiting_page(connection, tenant, None, MAX_ROWS, descending=False) or []
+        lambda connection: waiting_page(connection, tenant, None, MAX_ROWS, descending=False)
     )
     approvals = [approval_object(row) for row in rows[:MAX_ROWS]]
     return console.page("administration/approvals.html", approvals=approvals, more=len(rows) > MAX_ROWS)

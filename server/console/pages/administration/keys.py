@@ -9,9 +9,10 @@ from server.administration import key_changes
 from server.administration.options_and_form_fields import read_request
 from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form, whole_number
-from server.errors import InvalidRequest, NotFound
+from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.handlers.administration import KEY_STATES
+from server.http.query_and_headers import one_of
 from server.protocol.administration.requests import CreateKey, RevokeKey, RotateKey, UpdateKey
 from server.store.administration import stored_keys
 
@@ -22,12 +23,10 @@ MAX_FORM_ID = 64
 @pages("GET /keys")
 def index(console: ConsoleRequest) -> Answer:
     """`after` is the key that a later page comes after."""
-    tenant, state, after = (console.argument(name) or None for name in ("tenant", "state", "after"))
-    if state is not None and state not in KEY_STATES:
-        raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
+    tenant, after = (console.argument(name) or None for name in ("tenant", "after"))
+    state = one_of(console.request, "state", KEY_STATES)
     with console.database.begin() as connection:
-        last = stored_keys.get(connection, after) if after else None
-        stored = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
+        stored = stored_keys.list_page(connection, tenant, state, after, PAGE_ROWS)
         listed = key_changes.key_objects(connection, stored[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",
@@ -42,10 +41,7 @@ def index(console: ConsoleRequest) -> Answer:
 def show(console: ConsoleRequest) -> Answer:
     key_id = console.request.path_params["key_id"]
     with console.database.begin() as connection:
-        stored = stored_keys.get(connection, key_id)
-        if stored is None:
-            raise NotFound(f"There is no key {key_id[:100]}.")
-        (key,) = key_changes.key_objects(connection, [stored])
+        key = key_changes.shown_key(connection, key_id)
     fields = form_fields(UpdateKey, msgspec.structs.asdict(key))
     return console.page("administration/key.html", key=key, fields=fields)
 

@@ -40,7 +40,9 @@ KEY_ROWS = 100
 def index(console: ConsoleRequest) -> Answer:
     """`after` is the name that a later page comes after."""
     after = console.argument("after") or None
-    rows = console.database.read(lambda connection: listed.tenants_page(connection, after, PAGE_ROWS))
+    rows = console.database.read(
+        lambda connection: listed.tenant_rows(connection, after=after, limit=PAGE_ROWS + 1)
+    )
     return console.page(
         "administration/tenants.html",
         rows=rows[:PAGE_ROWS],
@@ -62,25 +64,24 @@ def create(console: ConsoleRequest) -> Answer:
 @pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
     name = tenant_of(console)
-    row, stored, newest_keys, hooks = console.database.read(
+    rows, newest_keys, hooks = console.database.read(
         lambda connection: (
-            listed.tenant_row(connection, name),
-            stored_tenants.get(connection, name),
+            listed.tenant_rows(connection, tenant=name),
             stored_keys.list_page(connection, name, limit=KEY_ROWS),
             endpoints.list_page(connection, name),
         )
     )
-    if row is None:
+    if not rows:
         raise NotFound(f"There is no tenant '{name}'.")
-    (tenant,), shown_keys = console.database.read(
+    tenant, shown_keys = console.database.read(
         lambda connection: (
-            tenant_changes.tenant_objects(connection, [name], [] if stored is None else [stored]),
+            tenant_changes.shown_tenant(connection, name),
             key_changes.key_objects(connection, newest_keys[:KEY_ROWS]),
         )
     )
     return console.page(
         "administration/tenant.html",
-        row=row,
+        row=rows[0],
         tenant=tenant,
         settings=form_fields(UpdateTenant, msgspec.structs.asdict(tenant)),
         keys=shown_keys,

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from urllib.parse import urlencode
-from uuid import UUID
 
 from server.administration.options_and_form_fields import read_time, time_of
 from server.console.console_request import ConsoleRequest, pages
-from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
+from server.http.query_and_headers import cursor
+from server.protocol.ids import parse_uuid
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import ACTIONS, EntryFilter
-from server.store.console.time_limit import TIME_LIMIT_MS
-from server.store.database import Connection, set_timeouts
+from server.store.console.time_limit import limit_time
+from server.store.database import Connection
 
 PAGE_ROWS = 100
 _TIMES = ("since", "until")
@@ -25,15 +25,13 @@ CONTENT_ACTIONS = frozenset({"console.sql"})
 def show(console: ConsoleRequest) -> Answer:
     """`after` is the entry that a later page comes after."""
     arguments = console.arguments(FIELDS)
-    chosen, after = read_filter(arguments), _entry(console.argument("after"))
+    chosen, after = read_filter(arguments), cursor(console.argument("after"), parse_uuid, "an entry")
 
-    def work(connection: Connection) -> list[audit_trail.Entry] | None:
-        set_timeouts(connection, lock_ms=1000, statement_ms=TIME_LIMIT_MS)
-        return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
+    def work(connection: Connection) -> list[audit_trail.Entry]:
+        with limit_time(connection):
+            return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
 
     rows = console.database.read(work)
-    if rows is None:
-        raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after")
     shown = rows[:PAGE_ROWS]
     older = {**arguments, "after": str(shown[-1].id)} if len(rows) > PAGE_ROWS else None
     return console.page(
@@ -51,10 +49,3 @@ def read_filter(arguments: Mapping[str, str]) -> EntryFilter:
     times = {name: time_of(read_time(arguments[name], name)) for name in _TIMES if arguments.get(name)}
     since, until = times.get("since"), times.get("until")
     return EntryFilter(**{name: arguments.get(name) for name in _TEXTS}, since=since, until=until)
-
-
-def _entry(after: str) -> UUID | None:
-    try:
-        return UUID(after) if after else None
-    except ValueError:
-        raise InvalidRequest("after must be the id of an entry of the audit trail.", param="after") from None

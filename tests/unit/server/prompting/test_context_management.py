@@ -7,11 +7,15 @@ import pytest
 from engine.request import TokenUsage
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
-from server.prompting.context_management import _text_only
+from server.model_formats.model_format import Prompt, PromptConversation
+from server.prompting.context_management import _text_only, prepare_with_compaction
+from server.prompting.engine_request import ResolvedRequest, prepare
 from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Compaction, FunctionCallOutput, InputText, Message, PreparedImage
+from server.protocol.responses.request import ContextManagement, CreateResponse
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
+from tests.unit.server.prompting.test_request_parameters import DEMO, ITEMS, served
 
 SUMMED = TokenUsage(prompt=50, cached=4, output=9)
 ANSWERED = TokenUsage(prompt=10, cached=1, output=5)
@@ -90,3 +94,23 @@ def test_a_sealed_context_has_no_bytes_of_pictures() -> None:
     output = FunctionCallOutput("fco_1", "completed", "call_1", [image])
     assert _text_only(message) == Message("msg_1", "completed", "user", [InputText("Look: [An image]")])
     assert _text_only(output) == FunctionCallOutput("fco_1", "completed", "call_1", [InputText("[An image]")])
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_context_below_the_threshold_is_written_once(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    settings = [ContextManagement("compaction", 1000)]
+    request = CreateResponse(model="m", context_management=settings, truncate_prompt_tokens=limit)
+    resolved = ResolvedRequest(tenant="t", request=request, tools=[], items=ITEMS, response=RESPONSE, seed=7)
+    plain = prepare(served(), resolved)
+    written: list[PromptConversation] = []
+    write = type(DEMO).write
+
+    def counted(model_format: object, conversation: PromptConversation) -> Prompt:
+        written.append(conversation)
+        return write(model_format, conversation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(DEMO), "write", counted)
+    assert prepare_with_compaction(served(), resolved, settings) == plain
+    assert len(written) == 1

@@ -27,12 +27,12 @@ def callers_of(module: str, function: str) -> set[str]:
 
 
 def test_responses_are_ended_where_webhooks_are_enqueued_and_nowhere_else() -> None:
-    assert callers_of("responses", "finish") | callers_of("responses", "finish_all") == ENDERS
+    assert callers_of("responses", "finish_all") == ENDERS
     assert callers_of("outbox", "enqueue") == ENDERS
 
 
 def test_no_other_statement_sets_an_end_of_a_response() -> None:
-    """The columns of an end are set by `finish` and `finish_all` alone."""
+    """The columns of an end are set by `finish_all` alone."""
     statements = {
         (name(path), statement)
         for path in SOURCES
