@@ -36,13 +36,12 @@ class WaitingApproval(NamedTuple):
     created_at: datetime
 
 
-_WAITING = (
-    select(items.c.tenant, items.c.response_id, items.c.id, items.c.payload, items.c.created_at)
-    .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
-    .where(
-        items.c.type == "mcp_approval_request", items.c.side == OUTPUT, READABLE, ~_IS_SPENT, ~_IS_ANSWERED
-    )
+_ASKED = select(items.c.tenant, items.c.response_id, items.c.id, items.c.payload, items.c.created_at).where(
+    items.c.type == "mcp_approval_request", items.c.side == OUTPUT
 )
+_WAITING = _ASKED.join(
+    responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id)
+).where(READABLE, ~_IS_SPENT, ~_IS_ANSWERED)
 
 
 def waiting_page(
@@ -50,9 +49,8 @@ def waiting_page(
 ) -> list[WaitingApproval]:
     """One more than `limit` of those of a tenant, or of all, by age. Raises InvalidRequest for `after`."""
     query = _WAITING if tenant is None else _WAITING.where(items.c.tenant == tenant)
-    rows = rows_after(
-        connection, query, _ORDER, after, limit, kind="an approval that waits", descending=descending
-    )
+    kind = "a request for approval"
+    rows = rows_after(connection, query, _ORDER, after, limit, descending=descending, among=_ASKED, kind=kind)
     return [WaitingApproval(**row._mapping) for row in rows]
 
 
