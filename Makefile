@@ -58,8 +58,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
-serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
-	@exec $(BIN)/holdfast serve
+serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or URL; settings: HOLDFAST_*)
+	@exec $(BIN)/holdfast serve $(MODEL)
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
 	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

@@ -115,6 +115,9 @@ create table items (
 ) partition by range (response_id);
 create index ix_items_calls on items (created_at) where type like '%\_call';
 create index ix_items_id on items (tenant, id);
+create index ix_items_approvals on items (response_id) where type = 'mcp_approval_request' and side = 1;
+create index ix_items_approval_answers on items (tenant, (payload ->> 'approval_request_id'))
+    where type = 'mcp_approval_response' and side = 0;
 
 create table conversations (
     tenant text not null,

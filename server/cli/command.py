@@ -115,6 +115,16 @@ def add_command(
     return command
 
 
+def add_model_argument(command: argparse.ArgumentParser) -> None:
+    """The model as a word of its own, as every server of models takes it."""
+    command.usage = f"{command.prog} [MODEL] [--SETTING VALUE ...]"
+    says = (
+        "a model's folder; the id of a hub's model (owner/name, owner/name@revision), downloaded where the "
+        "cache lacks it; or the URL of a running engine server; default: the demo model"
+    )
+    command.add_argument("MODEL", nargs="?", help=says)
+
+
 def _metavar(setting: Setting) -> str:
     """The values of a setting in help texts: its choices, or the kind of value."""
     if setting.choices:

@@ -21,6 +21,9 @@ from server.http.authentication import Authenticator
 from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.prompting.served_model import LoadedModel
+from server.protocol import input_images
+from server.protocol.decode import decode
+from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
 from server.recording.response_traces import ResponseTraces
@@ -71,6 +74,15 @@ class Services:
     """Set when the server was asked to stop; it is not ready any more, and may still accept requests."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server begins to refuse requests."""
+
+    def create(self, caller: Caller, body: bytes) -> UUID:
+        """Creates the response of a body of POST /v1/responses for the caller's tenant; returns its id.
+
+        Raises ApiError or DecodeFailure.
+        """
+        input_images.SOURCE.set(self.model.image_source(caller.tenant))
+        (accepted,) = self.admission.admit(caller, [decode(body, CreateResponse, endpoint="responses")])
+        return accepted.id
 
     def request_stop(self, response: UUID, reason: CancelReason) -> None:
         """Ends a response whose row says so and why, on whichever replica it runs or waits."""

@@ -12,6 +12,7 @@ from server.http import openapi
 from server.http.handler_services import Handler, Services
 from server.http.handlers import (
     administration,
+    administration_approvals,
     administration_reports,
     completions,
     conversations,
@@ -33,6 +34,7 @@ ROUTES: list[Operation[Handler]] = [
     *conversations.routes,
     *models_and_tokenizer.models,
     *administration.routes,
+    *administration_approvals.routes,
     *administration_reports.routes,
     *webhooks.tenant_routes,
     *webhooks.admin_routes,

@@ -207,7 +207,11 @@ def configure_logging(level: str, style: Literal["text", "json"] = "text", *, ac
     """Writes records from `level` on to standard error in this format; those of requests with `access`."""
     logging._srcfile = None  # no line has its place in the code: logging's HOWTO has this
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.getLogger("httpx").setLevel("WARNING")  # logs every exchange with its full URL
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel("WARNING")  # logs every exchange with its full URL
+    logging.getLogger("huggingface_hub").setLevel(
+        "ERROR"
+    )  # warns of each try of a download, with a traceback
     logging.getLogger("mcp").setLevel("CRITICAL")  # logs what servers send; our log has the failures
     if not access:
         logging.getLogger("holdfast.access").setLevel("WARNING")

@@ -93,6 +93,8 @@ class Prompt:
     """The callable tools, by which the parser distinguishes calls from text that looks like one."""
     must_call: bool = False
     """Only calls may follow the reasoning, so truncated call markup is not emitted as text."""
+    dropped_items: int = 0
+    """Items of the conversation that did not fit, with `truncation: "auto"`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from server.errors import ConfigError
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.model_format import ModelFormat
 from server.process import load_model
+from server.process.find_model import with_model
 from server.process.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
@@ -54,6 +55,7 @@ def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
 
 def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
     try:
+        config = with_model(config, say)
         folder = model_folder(config)
         load_model.check_engine_settings(config)
         if config.engine == "scripted":

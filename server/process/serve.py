@@ -20,6 +20,7 @@ from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
 from server.process.await_database import await_database, find_awaited
+from server.process.find_model import with_model
 from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
@@ -48,6 +49,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     faulthandler.enable()  # every thread's stack on a crash of native code, and on SIGUSR1
     faulthandler.register(signal.SIGUSR1)
     files = raise_file_limit()
+    config = with_model(config, say)
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)

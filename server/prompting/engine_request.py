@@ -140,6 +140,8 @@ def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: 
             code="unsupported_parameter",
         )
     echo = request_echo(resolved.request, resolved.tools, model, served.model_format.reasoning_context)
+    if prompt.dropped_items:
+        echo = msgspec.structs.replace(echo, dropped_items=prompt.dropped_items)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
     prepared = Prepared(

@@ -129,7 +129,8 @@ def write_within(
         return model_format.write(replace(conversation, items=retained, max_tokens=limit))
 
     def write_end(retained: Sequence[Item]) -> Prompt:
-        return write(retained, characters_of(replace(conversation, items=retained)))
+        prompt = write(retained, characters_of(replace(conversation, items=retained)))
+        return replace(prompt, dropped_items=len(conversation.items) - len(retained))
 
     prompt = None
     try:

@@ -123,7 +123,7 @@ def tenants(keyed: Keyed) -> Tenants:
 
 def address(path: str, ids: Mapping[str, str]) -> str:
     """A path of the route table with its parameters filled in."""
-    nobody = {"tenant": "nobody", "key_id": "0" * 16}
+    nobody = {"tenant": "nobody", "key_id": "0" * 16, "approval_id": "mcpr_" + "0" * 32}
     return path.replace("{model:path}", MODEL).format_map({**nobody, **ids})
 
 

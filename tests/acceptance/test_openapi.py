@@ -66,12 +66,13 @@ SENSIBLE: dict[str, Json] = {
     "/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "other"},
     "/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "response.completed"},
     "/admin/v1/webhook_endpoints": {**ENDPOINT, "tenant": "acme"},
+    "/admin/v1/approvals/{approval_id}": {"approve": False},
     "/admin/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "other"},
     "/admin/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "response.completed"},
     "/admin/v1/prices": {"model": MODEL, "input": "1.5", "output": "2"},
 }
 """Bodies that get as far as what they are about."""
-NEED_A_RECEIVER = ("{webhook_endpoint_id}/test", "{delivery_id}/redeliver")
+NEED_A_RECEIVER = ("{webhook_endpoint_id}/test", "{delivery_id}/redeliver", "{approval_id}")
 """Ends of addresses that answer 200 only where somebody listens; they are in the tests of webhooks."""
 
 
@@ -135,6 +136,7 @@ def guarded(module_database: str) -> Iterator[Guarded]:
             "item_id": conversation.replace("conv", "msg") + "c0",
             "webhook_endpoint_id": found.post("webhook_endpoints", ENDPOINT),
             "delivery_id": "wh_" + "0" * 32,
+            "approval_id": "mcpr_" + "0" * 32,
         }
         yield found
     finally:

@@ -77,6 +77,16 @@ def test_a_loop_with_one_question_goes_on_when_the_context_is_full(api: Api, way
         previous = api.create(**body, input=turn(number), previous_response_id=previous)["id"]
 
 
+def test_a_response_says_how_many_items_its_prompt_left_out(api: Api) -> None:
+    body: dict[str, Any] = {"truncation": "auto", "tools": [TOOL], "max_output_tokens": 20}
+    whole = [*TASK, *(item for number in range(30) for item in turn(number))]
+    prompt = api.prompt(**body, input=whole)
+    made = api.create(**body, input=whole)
+    assert made["dropped_items"] == 3 * (30 - len(numbers(r"result (\d+):", prompt)))
+    assert api.send("GET", f"responses/{made['id']}").json()["dropped_items"] == made["dropped_items"]
+    assert "dropped_items" not in api.create(**body, input=TASK)
+
+
 def test_prompts_of_a_long_loop_begin_mostly_as_the_one_before(api: Api) -> None:
     body: dict[str, Any] = {"truncation": "auto", "tools": [TOOL], "max_output_tokens": 20}
     items, prompts = [*TASK], [""]

@@ -14,8 +14,12 @@ REMOTE_ENGINES = ("vllm", "llama-server")
 class ModelSettings:
     """Model."""
 
-    model: Path | None = setting(None, "a Hugging Face model folder; default: the demo model")
-    model_name: str | None = setting(None, "the model's name for clients; default: the folder's name")
+    model: Path | None = setting(
+        None, "a model's folder, or the id of a hub's model, owner/name[@revision]; default: the demo model"
+    )
+    model_name: str | None = setting(
+        None, "the model's name for clients; default: the id or the folder's name"
+    )
     tool_parser: str | None = setting(
         None, "the format of the model's tool calls; default: detected from its chat template"
     )

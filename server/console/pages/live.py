@@ -15,6 +15,7 @@ from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPool, ThreadPools
 from server.http.handler_services import Services
+from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.recording.recorder import RecorderStats
 from server.store.console import live_queries
 from server.store.database import PoolStats
@@ -132,6 +133,7 @@ def show(console: ConsoleRequest) -> Answer:
     return console.page(
         "live_parts.html" if console.is_fragment else "live.html",
         cluster=services.database.read(live_queries.read_cluster),
+        windows={priority: f"{window} window" for window, (priority, _) in COMPLETION_WINDOWS.items()},
         replica=services.replica,
         name=_name(),
         stopping=services.stopping.is_set(),

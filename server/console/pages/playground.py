@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from server.administration.repeated_request import stored_request
 from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import ItemView, item_views
-from server.console.pages.run_again import admit, stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
@@ -158,7 +158,7 @@ def show(console: ConsoleRequest) -> Answer:
 def send(console: ConsoleRequest) -> Answer:
     """Begins a response; its page follows it, also after a reload."""
     try:
-        accepted = admit(console, console.caller, msgspec.json.encode(request_body(console.form)))
+        accepted = console.services.create(console.caller, msgspec.json.encode(request_body(console.form)))
     except (ApiError, DecodeFailure) as error:
         previous = console.form.get("previous_response_id", "")
         refusal = to_api_error(error)

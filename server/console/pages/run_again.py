@@ -1,97 +1,27 @@
 """A stored response run again: with the same request and seed, or with what a form has changed of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote_plus
-from uuid import UUID
 
 import msgspec
 
-from server.caller import Caller
+from server.administration.repeated_request import StoredRequest, stored_request
 from server.console.console_request import ConsoleRequest, pages
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
-from server.protocol import ids, input_images
-from server.protocol.decode import decode
+from server.protocol import ids
 from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.request import CreateResponse
-from server.store.administration import tenants
+from server.store.administration.tenants import caller_for
 from server.store.console import response_detail
 from server.store.database import Connection
 
 MAX_EDITED_BYTES: Final = 200_000
 """Bytes of a request that the form sends whole; a longer one is shown without its input."""
-_OF_ITS_RUN: Final = (
-    *("background", "store", "stream", "stream_options", "request_id", "input", "service_tier"),
-    *("conversation", "prompt", "previous_input_messages", "instructions", "tools"),
-)
-"""Not taken from the stored request: said anew, among the input items, or taken from the response."""
-_EMPTY: Final[tuple[object, ...]] = (None, [], {}, "")
-_REDACTED: Final = "<redacted>"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRequest:
-    """A request without `input`, `background` and `store`."""
-
-    parameters: Mapping[str, Any]
-    notes: Sequence[str]
-    """Differences from the original request, in sentences."""
-    obstacle: str
-    """Why it cannot be sent as it is; empty if it can."""
-
-
-def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None) -> StoredRequest:
-    """The request from the JSON of the row's columns. Raises msgspec.DecodeError."""
-    repeated: dict[str, Any] = msgspec.json.decode(echo)
-    source: dict[str, Any] = msgspec.json.decode(asked) if asked else repeated
-    known = set(CreateResponse.__struct_fields__) - set(_OF_ITS_RUN)
-    parameters = {name: value for name, value in source.items() if name in known}
-    for name, value in parameters.items():
-        if isinstance(value, dict):
-            parameters[name] = {key: element for key, element in value.items() if element is not None}
-    for name in ("instructions", "tools"):
-        parameters[name] = repeated.get(name)
-    parameters["seed"] = seed
-    parameters = {name: value for name, value in parameters.items() if value not in _EMPTY}
-    if "tools" not in parameters:
-        parameters.pop("tool_choice", None)
-    return StoredRequest(parameters, _notes(repeated, asked, kind), _obstacle(repeated, kind))
-
-
-def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:
-    notes = []
-    if asked is None:
-        notes.append(
-            "Parameters that a response does not repeat, such as top_k, stop and logit_bias, are not stored "
-            "after its end; their defaults hold."
-        )
-    if kind == "chat":
-        notes.append("It was a chat completion, and is run as a response.")
-    if echo.get("conversation"):
-        notes.append(
-            "It belongs to a conversation. The new response gets the items before it as input, and is not "
-            "added to the conversation."
-        )
-    if echo.get("prompt"):
-        notes.append("The items of its stored prompt are part of the input.")
-    if any(tool.get("type") == "mcp" and tool.get("server_url") for tool in echo.get("tools") or ()):
-        notes.append("Headers and tokens for MCP servers are never stored.")
-    return notes
-
-
-def _obstacle(echo: Mapping[str, Any], kind: str) -> str:
-    if kind == "completion":
-        return "A legacy completion has a prompt without messages, which no response can repeat."
-    for tool in echo.get("tools") or ():
-        if _REDACTED in str(tool.get("server_url") or ""):
-            label = str(tool.get("server_label"))[:100]
-            return f"The address of the MCP server {label} is not stored whole; write it into the request."
-    return ""
 
 
 def edited_text(parameters: Mapping[str, Any], items: Sequence[str]) -> tuple[str, bool]:
@@ -143,15 +73,12 @@ def run(console: ConsoleRequest) -> Answer:
     """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     source, edited = _read(console), console.form.get("request", "")
     tenant = source.facts["tenant"]
-    caller = console.caller
-    if caller.tenant != tenant:
-        settings = console.database.read(lambda connection: tenants.settings_of(connection, tenant))
-        caller = replace(caller, tenant=tenant, settings=settings)
+    caller = console.database.read(lambda connection: caller_for(connection, console.caller, tenant))
     try:
         if not edited and source.request.obstacle:
             raise InvalidRequest(source.request.obstacle)
         parameters = read_edited(edited) if edited else source.request.parameters
-        accepted = admit(console, caller, request_body(parameters, source.items))
+        accepted = console.services.create(caller, request_body(parameters, source.items))
     except (ApiError, DecodeFailure) as error:
         refusal = to_api_error(error)
         text = edited or edited_text(source.request.parameters, source.items)[0]
@@ -160,14 +87,6 @@ def run(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         console.actor.record(connection, "response.run_again", tenant, name, details)
     return console.redirect(f"/console/responses/{name}", compare=source.facts["response"])
-
-
-def admit(console: ConsoleRequest, caller: Caller, body: bytes) -> UUID:
-    """The id of the new response, which counts as the caller's. Raises ApiError or DecodeFailure."""
-    input_images.SOURCE.set(console.services.model.image_source(caller.tenant))
-    params = decode(body, CreateResponse, endpoint="responses")
-    (accepted,) = console.services.admission.admit(caller, [params])
-    return accepted.id
 
 
 def _read(console: ConsoleRequest) -> _Source:

@@ -157,6 +157,27 @@ class Price(Identified, frozen=True, kw_only=True):
     output: str
 
 
+class Approval(Identified, frozen=True, kw_only=True):
+    """A call of an MCP tool that waits for an approval; `id` is that of its mcp_approval_request."""
+
+    object: Literal["mcp_approval"] = "mcp_approval"
+    tenant: str
+    response_id: str
+    created_at: int
+    server_label: str
+    name: str
+    arguments: str
+
+
+class AnsweredApproval(Struct, frozen=True, kw_only=True):
+    """An answer to an approval, and the background response that goes on with it."""
+
+    object: Literal["mcp_approval.answer"] = "mcp_approval.answer"
+    id: str
+    approve: bool
+    response_id: str
+
+
 class UsageSums(Identified, frozen=True, kw_only=True):
     """Sums of the usage ledger. A field by which the sums are not grouped is null."""
 
@@ -209,6 +230,7 @@ TenantPage = page_type("TenantPage", Tenant, "tenants")
 KeyPage = page_type("KeyPage", Key, "keys")
 StoredConversationPage = page_type("StoredConversationPage", StoredConversation, "conversations")
 PricePage = page_type("PricePage", Price, "prices")
+ApprovalPage = page_type("ApprovalPage", Approval, "waiting approvals")
 UsagePage = page_type("UsagePage", UsageSums, "sums of usage")
 TrailPage = page_type("TrailPage", TrailEntry, "the audit trail")
 ReplicaPage = page_type("ReplicaPage", Replica, "replicas")

@@ -155,6 +155,15 @@ class Erase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a tenant's lines in the usage ledger stay, without names of users and ids of requests."""
 
 
+class AnswerApproval(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /admin/v1/approvals/{approval_id}."""
+
+    approve: Annotated[bool, _says("Whether the call is made.")]
+    reason: Annotated[
+        Annotated[str, Meta(max_length=1000)] | None, _says("Reason, which the model is told.")
+    ] = None
+
+
 class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/prices: of 1,000,000 tokens of a model."""
 

@@ -224,23 +224,27 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
     """The reader of items with the fields of `shape`; null ones become absent. MCP items keep their id."""
     is_mcp = kind in HOSTED_ID_PREFIXES
     tells_status = issubclass(shape, (_Call, _Output, _McpCall))
+    names = shape.__struct_fields__
+    listed = next((name for name in ("content", "output") if name in names and kind is not Reasoning), None)
 
     def read(element: dict[str, Any], path: str) -> Item:
         if is_mcp:
             refuse_deep(element, path)
-        fields = msgspec.structs.asdict(convert(element, shape, path))
-        fields["id"] = (is_mcp and fields["id"]) or ""
-        if "status" in fields:
-            fields["status"] = (tells_status and fields["status"]) or "completed"
-        for name in ("content", "output"):
-            value = fields.get(name)
-            if isinstance(value, str) and kind is Message:
-                fields[name] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
-            elif isinstance(value, list) and kind is not Reasoning:
-                fields[name] = read_parts(value, f"{path}.{name}")
-        return kind(
-            **{name: value for name, value in fields.items() if value is not None or name == "call_id"}
-        )
+        params = convert(element, shape, path)
+        fields = {name: value for name in names if (value := getattr(params, name)) is not None}
+        if not is_mcp or "id" not in fields:
+            fields["id"] = ""
+        if "call_id" in names:
+            fields.setdefault("call_id", None)
+        if "status" in names and not (tells_status and fields.get("status")):
+            fields["status"] = "completed"
+        if listed is not None:
+            value = fields.get(listed)
+            if isinstance(value, list):
+                fields[listed] = read_parts(value, f"{path}.{listed}")
+            elif isinstance(value, str) and kind is Message:
+                fields[listed] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
+        return kind(**fields)
 
     return TypeReader(shape, read)
 

@@ -194,6 +194,8 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
     ignored_tools: list[str] | UnsetType = UNSET
     """Types of the request's tools that are not served here, and that the model does not have."""
+    dropped_items: int | UnsetType = UNSET
+    """How many of the oldest items the prompt of the first turn left out, by `truncation`."""
 
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
@@ -261,6 +263,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
     ignored_tools: list[str] | UnsetType = UNSET
     """Types of the request's tools that are not served here, and that the model does not have."""
+    dropped_items: int | UnsetType = UNSET
+    """How many of the oldest items the prompt of the first turn left out, by `truncation`."""
     cancel_reason: CancelReason | UnsetType = UNSET
     """Why it was cancelled; only a cancelled response has it."""
     input_messages: list[ModelMessage] | UnsetType = UNSET

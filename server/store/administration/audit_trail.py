@@ -42,6 +42,7 @@ ACTIONS = {
     "process.drain": "somebody in the console asked a process to stop, as SIGTERM does",
     "response.cancel": "somebody in the console asked to cancel a response",
     "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
+    "approval.answer": "an operator approved or denied a call of an MCP tool, for its tenant",
     "console.save_view": "somebody saved a filter of the history or an SQL query in the console",
     "console.delete_view": "somebody deleted a saved filter or query in the console",
     "console.sql": "somebody ran a query on the console's SQL page, whose first 2,000 characters are kept",

@@ -1,14 +1,14 @@
 """Tenants' settings: insert, read, change, delete. A tenant without a row has the server's settings."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from server.caller import SERVER_SETTINGS, Limits, TenantSettings
+from server.caller import SERVER_SETTINGS, Caller, Limits, TenantSettings
 from server.store import tables
 from server.store.keyset_page import page
 from server.store.tables import api_keys
@@ -82,6 +82,13 @@ def settings_of(connection: Connection, tenant: str) -> TenantSettings:
     """A tenant's settings; the server's if it has none of its own."""
     stored = get(connection, tenant)
     return SERVER_SETTINGS if stored is None else stored.settings
+
+
+def caller_for(connection: Connection, operator: Caller, tenant: str) -> Caller:
+    """An operator as a caller of that tenant, whose settings hold."""
+    if operator.tenant == tenant:
+        return operator
+    return replace(operator, tenant=tenant, settings=settings_of(connection, tenant))
 
 
 def names_page(

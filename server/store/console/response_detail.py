@@ -26,7 +26,8 @@ MAX_RELATIVES: Final = 50
 _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
 _FACTS = text("""
     select r.*, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
-        p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size
+        p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size,
+        s.request ->> 'dropped_items' as dropped_items
     from admin.responses r
     join responses s on s.tenant = r.tenant and s.id = r.id
     left join replicas p on p.id = r.replica_id

@@ -1,0 +1,31 @@
+"""`read_source`: what the setting `model` names: a path of this machine, or a model of a hub. Pure.
+
+The form of ids is the hub's: `owner/name`, `owner/name@revision`, and `owner/name:Q4_K_M` for a GGUF file of
+these bits, as llama.cpp and Ollama write it.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
+_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_./-]{{1,100}}))?(?::([A-Za-z0-9_.-]{{1,40}}))?")
+
+
+class HubModel(NamedTuple):
+    """A model in a hub."""
+
+    repository: str
+    """owner/name"""
+    revision: str | None
+    """A branch, a tag or a commit; None is the branch main."""
+    quantization: str | None
+    """The bits of a GGUF file, such as Q4_K_M; None is the repository's safetensors."""
+
+
+def read_source(model: Path) -> Path | HubModel:
+    """The path itself if it is there, else the hub's model that it names, else the path."""
+    name = _ID.fullmatch(str(model))
+    if name is None or model.exists() or model.suffix == ".gguf":
+        return model
+    return HubModel(*name.groups())

@@ -1,0 +1,54 @@
+"""The admin API's approvals: calls of MCP tools that wait for an answer, and the answers of operators."""
+
+from functools import partial
+
+from server.administration.waiting_approvals import answering_request, approval_object
+from server.errors import InvalidRequest
+from server.http.handler_services import ApiCall
+from server.http.handlers.administration import ADMIN, changing
+from server.http.handlers.responses import RUN_ERRORS
+from server.http.operation import RouteTable
+from server.http.query_and_headers import PAGE, TENANT, page_request, text
+from server.protocol import ids
+from server.protocol.administration import objects
+from server.protocol.administration.objects import page_of
+from server.protocol.administration.requests import AnswerApproval
+from server.protocol.decode import decode
+from server.protocol.list_pages import Page
+from server.store.administration.tenants import caller_for
+from server.store.administration.waiting_approvals import waiting_page
+
+routes = RouteTable("administration", "/admin/v1/approvals", **ADMIN)
+
+
+@routes(
+    "GET ",
+    "List the calls of MCP tools that wait for an approval, by age.",
+    objects.ApprovalPage,
+    parameters=(*PAGE, TENANT),
+)
+def list_waiting(call: ApiCall) -> Page[objects.Approval]:
+    asked, tenant = page_request(call.request, "asc"), text(call.request, "tenant")
+    page = partial(waiting_page, descending=asked.newest_first)
+    rows = call.database.read(lambda connection: page(connection, tenant, asked.after, asked.limit))
+    return page_of([approval_object(row) for row in rows], asked.limit)
+
+
+@routes(
+    "POST /{approval_id}",
+    "Approve or deny a call; a background response of its tenant goes on with the answer.",
+    objects.AnsweredApproval,
+    takes=AnswerApproval,
+    refuses=(*RUN_ERRORS, InvalidRequest),
+)
+def answer(call: ApiCall) -> objects.AnsweredApproval:
+    """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
+    requested, approval = decode(call.body, AnswerApproval), call.request.path_params["approval_id"]
+    with call.database.begin() as connection:
+        waiting, body = answering_request(connection, approval, requested)
+        caller = caller_for(connection, call.caller, waiting.tenant)
+    response = ids.response_id(call.services.create(caller, body))
+    with changing(call) as (connection, actor):
+        details = {"approval": approval, "approve": requested.approve}
+        actor.record(connection, "approval.answer", waiting.tenant, response, details)
+    return objects.AnsweredApproval(id=approval, approve=requested.approve, response_id=response)
