@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from server.administration.repeated_request import stored_request
 from server.console.pages.run_again import (
     MAX_EDITED_BYTES,
     edited_text,
     read_edited,
     request_body,
-    stored_request,
 )
 from server.errors import InvalidRequest
 from server.protocol.decode import decode
