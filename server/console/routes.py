@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Never
 
 from starlette.datastructures import Headers
@@ -11,21 +13,9 @@ from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
+from server.console import pages
 from server.console.console_request import PAGES as PAGES
 from server.console.console_request import ConsolePage, ConsoleRequest, Need, html, read_form, redirect
-from server.console.pages import (
-    compare,
-    history,
-    live,
-    playground,
-    response,
-    response_events,
-    run_again,
-    saved_views,
-    sql,
-    usage,
-)
-from server.console.pages.administration import approvals, keys, prices, tenants, trail
 from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql_reader import SqlReader
 from server.console.templates import render, serve_static
@@ -45,9 +35,8 @@ SIGN_IN_SECONDS = 5.0
 """Time for the sign-in form to arrive; its sender has no key yet."""
 
 
-_MODULES = (compare, history, live, playground, response, response_events, run_again, saved_views, sql, usage)
-_ADMINISTRATION = (approvals, keys, prices, tenants, trail)
-"""Modules whose handlers add themselves to the pages."""
+for _page in walk_packages(pages.__path__, f"{pages.__name__}."):
+    import_module(_page.name)  # its handlers add themselves to PAGES
 
 
 def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequence[BaseRoute]:
