@@ -18,6 +18,7 @@ from server.generation.hosted_items import (
 )
 from server.generation.hosted_tools_of_response import DueCall, HostedTools, ListedServer, ToolResult
 from server.generation.written_item import EventNumbers
+from server.model_formats.model_format import CallStart
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -31,8 +32,12 @@ from server.protocol.responses.items import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ToolSearchCall,
+    ToolSearchOutput,
     WebSearchCall,
+    awaits_client,
 )
+from server.protocol.responses.tools import TOOL_SEARCH
 
 
 @dataclass(slots=True)
@@ -84,8 +89,10 @@ class ToolCallEvents:
             for tool in [self._hosted.tool_of(call)]
         ]
 
-    def serves(self, label: str | None) -> bool:
-        return label in self._hosted.by_label
+    def server_of(self, call: CallStart) -> str | None:
+        """The label of the called tool's server; that of a search for tools is its name. None for others."""
+        label = call.namespace or (call.name if call.name == TOOL_SEARCH else None)
+        return label if label in self._hosted.by_label else None
 
     def start(self) -> list[Event]:
         """The events of new tool lists, and of calls that the request's input approves."""
@@ -136,14 +143,12 @@ class ToolCallEvents:
             return self._request_approval(draft, arguments)
         start_events = self._start_call(draft.label, draft.name) if draft.needs_approval else []
         events = [*start_events, *self._set_arguments(arguments)]
-        if status == "completed":
-            self.pending_calls.append(len(self._output) - 1)
+        index = len(self._output) - 1
+        if status == "completed" and not awaits_client(self._output[index]):
+            self.pending_calls.append(index)
             return events
-        return [
-            *events,
-            *self.finish_arguments(),
-            self._done(len(self._output) - 1, "incomplete", ToolResult()),
-        ]
+        final: FinalStatus = "completed" if status == "completed" else "incomplete"
+        return [*events, *self.finish_arguments(), self._done(index, final, ToolResult())]
 
     def finish_arguments(self) -> list[Event]:
         """The delayed `done` event of the last call's arguments."""
@@ -158,6 +163,8 @@ class ToolCallEvents:
                     self._event(wire.CodeDone, item_id, index, code or ""),
                     self._event(wire.CodeInterpreting, item_id, index),
                 ]
+            case ToolSearchCall():
+                return []
             case item:
                 return [self._event(wire.SearchSearching, item.id, index)]
 
@@ -166,9 +173,21 @@ class ToolCallEvents:
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
         events = self._events(self._calls[index].server_label)
+        end = events.failed if failed else events.completed
         return [
-            self._event(events.failed if failed else events.completed, item.id, index),
+            *([] if end is None else [self._event(end, item.id, index)]),
             self._done(index, "failed" if failed else "completed", outcome),
+            *(self._add_found(item, outcome) if isinstance(item, ToolSearchCall) else []),
+        ]
+
+    def _add_found(self, search: ToolSearchCall, outcome: ToolResult) -> list[Event]:
+        index, item_id = len(self._output), self._id(ToolSearchOutput)
+        found = ToolSearchOutput(item_id, "completed", [*outcome.tools], "server", search.call_id)
+        self._output.append(found)
+        added = msgspec.structs.replace(found, status="in_progress", tools=[])
+        return [
+            self._event(wire.OutputItemAdded, index, added),
+            self._event(wire.OutputItemDone, index, found),
         ]
 
     def give_up(self) -> list[Event]:
@@ -191,12 +210,14 @@ class ToolCallEvents:
         events = self._events(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
         item = started_item(events.item, self._id(events.item), self._response, call)
+        if isinstance(item, ToolSearchCall):
+            call_id = ids.call_id(self._response, index)
+            item = msgspec.structs.replace(item, execution=self._hosted.search, call_id=call_id)
         self._calls[index] = call
         self._output.append(item)
-        return [
-            self._event(wire.OutputItemAdded, index, item),
-            self._event(events.in_progress, item.id, index),
-        ]
+        added = self._event(wire.OutputItemAdded, index, item)
+        begins = events.in_progress
+        return [added] if begins is None else [added, self._event(begins, item.id, index)]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
         index = len(self._output) - 1
@@ -210,7 +231,7 @@ class ToolCallEvents:
                 return [self._event(wire.McpCallArgumentsDelta, item.id, index, arguments)]
             case CodeInterpreterCall():
                 return [self._event(wire.CodeDelta, item.id, index, item.code or "")]
-            case WebSearchCall():
+            case WebSearchCall() | ToolSearchCall():
                 return []
 
     def _events(self, label: str) -> CallEvents:
