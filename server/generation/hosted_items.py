@@ -36,17 +36,16 @@ class CallEvents(NamedTuple):
     """The item of a type of call, and the events of its beginning and end."""
 
     item: type[HostedCall]
-    in_progress: type[wire.ItemEvent] | None = None
-    completed: type[wire.ItemEvent] | None = None
-    failed: type[wire.ItemEvent] | None = None
-    """Only MCP calls have one of their own; searches for tools have none at all."""
+    in_progress: type[wire.ItemEvent]
+    completed: type[wire.ItemEvent]
+    failed: type[wire.ItemEvent]
+    """Only MCP calls have one of their own."""
 
 
 CALL_EVENTS: dict[CallType, CallEvents] = {
     "mcp": CallEvents(McpCall, wire.McpCallInProgress, wire.McpCallCompleted, wire.McpCallFailed),
     "code": CallEvents(CodeInterpreterCall, wire.CodeInProgress, wire.CodeCompleted, wire.CodeCompleted),
     "search": CallEvents(WebSearchCall, wire.SearchInProgress, wire.SearchCompleted, wire.SearchCompleted),
-    "tool_search": CallEvents(ToolSearchCall),
 }
 MAX_SOURCES = 50
 _URL_IN_TEXT = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
@@ -57,8 +56,6 @@ def started_item(kind: type[HostedCall], item_id: str, response: UUID, call: Mcp
         return msgspec.structs.replace(call, id=item_id)
     if kind is CodeInterpreterCall:
         return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
-    if kind is ToolSearchCall:
-        return ToolSearchCall(item_id, "in_progress", {}, "server")
     return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
@@ -86,9 +83,7 @@ def finished_item(
             outputs = [{"type": "logs", "logs": result_text(outcome)}] if has_result else None
             return msgspec.structs.replace(item, status=status, outputs=outputs)
         case ToolSearchCall():
-            return msgspec.structs.replace(
-                item, status="incomplete" if status == "incomplete" else "completed"
-            )
+            return msgspec.structs.replace(item, status=status if status == "incomplete" else "completed")
         case WebSearchCall():
             text = result_text(outcome)
             action = item.action

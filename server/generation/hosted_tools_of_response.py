@@ -23,7 +23,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import TOOL_SEARCH, McpTool, Tool, ToolSearchTool
 
-CallType = Literal["mcp", "code", "search", "tool_search"]
+CallType = Literal["mcp", "code", "search"]
 SOURCES = "web_search_call.action.sources"
 """The value of `include` for the URLs that a search found."""
 
@@ -51,8 +51,8 @@ class HostedTools:
     approved_calls: Sequence[McpApprovalRequest] = ()
     """Calls that the input approves; they are made before the first turn."""
     include_sources: bool = False
-    search: Execution = "server"
-    """Who answers searches for deferred tools, if there are any."""
+    search: Execution | None = None
+    """Who answers the model's searches for deferred tools; None if it has no such tool."""
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
 
@@ -139,13 +139,13 @@ def hosted_tools_of(
     search = next((tool.execution for tool in tools if isinstance(tool, ToolSearchTool)), None)
     if search is not None:
         search_only = [ListedTool(TOOL_SEARCH, annotations={"readOnlyHint": True})]
-        servers.append(ListedServer(TOOL_SEARCH, search_only, is_new=False, call_type="tool_search"))
+        servers.append(ListedServer(TOOL_SEARCH, search_only, is_new=False))
     return HostedTools(
         servers,
         call_limit(request, server_limit),
         approved_calls(items),
         SOURCES in (request.include or ()),
-        search or "server",
+        search,
         tag,
     )
 

@@ -17,7 +17,6 @@ _CALL_ENDS = frozenset(
     str(end.__struct_config__.tag)
     for events in CALL_EVENTS.values()
     for end in (events.completed, events.failed)
-    if end is not None
 )
 
 

@@ -144,11 +144,13 @@ class ToolCallEvents:
         start_events = self._start_call(draft.label, draft.name) if draft.needs_approval else []
         events = [*start_events, *self._set_arguments(arguments)]
         index = len(self._output) - 1
-        if status == "completed" and not awaits_client(self._output[index]):
-            self.pending_calls.append(index)
+        item = self._output[index]
+        if status == "completed":
+            self.pending_calls += [] if awaits_client(item) else [index]
             return events
-        final: FinalStatus = "completed" if status == "completed" else "incomplete"
-        return [*events, *self.finish_arguments(), self._done(index, final, ToolResult())]
+        if isinstance(item, ToolSearchCall):
+            self._unfinished_arguments = None
+        return [*events, *self.finish_arguments(), self._done(index, "incomplete", ToolResult())]
 
     def finish_arguments(self) -> list[Event]:
         """The delayed `done` event of the last call's arguments."""
@@ -164,7 +166,7 @@ class ToolCallEvents:
                     self._event(wire.CodeInterpreting, item_id, index),
                 ]
             case ToolSearchCall():
-                return []
+                return [self._done(index, "completed", ToolResult())]
             case item:
                 return [self._event(wire.SearchSearching, item.id, index)]
 
@@ -172,12 +174,12 @@ class ToolCallEvents:
         """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
+        if isinstance(item, ToolSearchCall):
+            return self._add_found(item, outcome)
         events = self._events(self._calls[index].server_label)
-        end = events.failed if failed else events.completed
         return [
-            *([] if end is None else [self._event(end, item.id, index)]),
+            self._event(events.failed if failed else events.completed, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
-            *(self._add_found(item, outcome) if isinstance(item, ToolSearchCall) else []),
         ]
 
     def _add_found(self, search: ToolSearchCall, outcome: ToolResult) -> list[Event]:
@@ -191,8 +193,13 @@ class ToolCallEvents:
         ]
 
     def give_up(self) -> list[Event]:
-        """The response ends before its pending calls have results: they are incomplete."""
-        events = [self._done(index, "incomplete", ToolResult()) for index in self.pending_calls]
+        """The response ends before its pending calls have results: they are incomplete, but for searches."""
+        searches = [index for index in self.pending_calls if isinstance(self._output[index], ToolSearchCall)]
+        events = [
+            self._done(index, "incomplete", ToolResult())
+            for index in self.pending_calls
+            if index not in searches
+        ]
         self.pending_calls = []
         return events
 
@@ -207,17 +214,20 @@ class ToolCallEvents:
 
     def _start_call(self, label: str, name: str, allowed_by: str | None = None) -> list[Event]:
         index = len(self._output)
-        events = self._events(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
-        item = started_item(events.item, self._id(events.item), self._response, call)
-        if isinstance(item, ToolSearchCall):
-            call_id = ids.call_id(self._response, index)
-            item = msgspec.structs.replace(item, execution=self._hosted.search, call_id=call_id)
         self._calls[index] = call
+        if label == TOOL_SEARCH and self._hosted.search is not None:
+            item_id, call_id = self._id(ToolSearchCall), ids.call_id(self._response, index)
+            search = ToolSearchCall(item_id, "in_progress", {}, self._hosted.search, call_id)
+            self._output.append(search)
+            return [self._event(wire.OutputItemAdded, index, search)]
+        events = self._events(label)
+        item = started_item(events.item, self._id(events.item), self._response, call)
         self._output.append(item)
-        added = self._event(wire.OutputItemAdded, index, item)
-        begins = events.in_progress
-        return [added] if begins is None else [added, self._event(begins, item.id, index)]
+        return [
+            self._event(wire.OutputItemAdded, index, item),
+            self._event(events.in_progress, item.id, index),
+        ]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
         index = len(self._output) - 1

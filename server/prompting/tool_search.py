@@ -68,8 +68,8 @@ def find_tools(tools: Sequence[Tool], arguments: str) -> list[dict[str, Any]]:
 
 
 def _words(text: str) -> set[str]:
-    """The words of a text in lower case, without the plural's s."""
-    words = (word.lower() for word in _WORD.findall(text))
+    """The words of a text in lower case, without the plural's s and without single Latin letters."""
+    words = (word.lower() for word in _WORD.findall(text) if len(word) > 1 or not word.isascii())
     return {word.removesuffix("s") if len(word) > 3 else word for word in words}
 
 
