@@ -22,7 +22,6 @@ from server.protocol.completions.requests import CompletionParameters, TextReque
 from server.protocol.decode import convert, decode_as
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenId, check_format_name
-from server.protocol.responses.tools import refuse_deferred
 
 COMPACTION = "compaction"
 MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
@@ -129,8 +128,6 @@ def validate_request(caller: Caller, request: CreateResponse, served: LoadedMode
             code="unsupported_parameter",
         )
     refuse_unsupported(request)
-    if request.tools:
-        refuse_deferred(request.tools)
     check_model(caller, request.model, served)
 
 

@@ -34,6 +34,8 @@ from server.protocol.responses.items import (
     Logprob,
     McpListTools,
     Reasoning,
+    ToolSearchOutput,
+    awaits_client,
 )
 from server.protocol.responses.response import Echo, Ending, EndStatus, Response, build_response
 
@@ -94,7 +96,7 @@ class EventEmitter:
                 events = self._ensure_open(_MESSAGE)
             case ReasoningDelta(text):
                 events = self._ensure_open(delta)
-            case CallStart(namespace=str(label)) if self.tool_calls.serves(label):
+            case CallStart() if (label := self.tool_calls.server_of(delta)) is not None:
                 events = self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
                 return events + self.tool_calls.start_draft(label, delta.name, is_code=delta.kind == "custom")
             case CallDelta(text) if self.tool_calls.has_draft:
@@ -166,8 +168,10 @@ class EventEmitter:
         completed = ending.status == "completed"
         events = self._close(self._cut_off_status if completed else "incomplete")
         events += self.tool_calls.finish_arguments() + self.tool_calls.give_up()
-        no_answer = Reasoning | Compaction | McpListTools | HostedCall
-        lacks_answer = self._answers and all(isinstance(item, no_answer) for item in self.output)
+        no_answer = Reasoning | Compaction | McpListTools | HostedCall | ToolSearchOutput
+        lacks_answer = self._answers and all(
+            isinstance(item, no_answer) and not awaits_client(item) for item in self.output
+        )
         if completed and ending.output_tokens and lacks_answer:
             events += self._open_item(MessageStart())
             events += self._close("completed")

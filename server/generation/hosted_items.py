@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -23,9 +23,11 @@ from server.protocol.responses.items import (
     McpListTools,
     OtherItem,
     SettingsItem,
+    ToolSearchCall,
+    ToolSearchOutput,
     WebSearchCall,
 )
-from server.protocol.responses.tools import MAX_URLS, URLS_KEY
+from server.protocol.responses.tools import MAX_URLS, TOOL_SEARCH, URLS_KEY
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
 
@@ -63,8 +65,10 @@ def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
             return msgspec.structs.replace(item, arguments=call.arguments)
         case CodeInterpreterCall():
             return msgspec.structs.replace(item, code=code_of(call.arguments))
+        case ToolSearchCall():
+            return msgspec.structs.replace(item, arguments=parse_object(call.arguments))
         case WebSearchCall():
-            return msgspec.structs.replace(item, action=_action(call.name, _parse_object(call.arguments)))
+            return msgspec.structs.replace(item, action=_action(call.name, parse_object(call.arguments)))
 
 
 def finished_item(
@@ -78,6 +82,8 @@ def finished_item(
         case CodeInterpreterCall():
             outputs = [{"type": "logs", "logs": result_text(outcome)}] if has_result else None
             return msgspec.structs.replace(item, status=status, outputs=outputs)
+        case ToolSearchCall():
+            return msgspec.structs.replace(item, status=status if status == "incomplete" else "completed")
         case WebSearchCall():
             text = result_text(outcome)
             action = item.action
@@ -92,11 +98,11 @@ def finished_item(
 
 def code_of(arguments: str) -> str:
     """The `code` in a call's JSON arguments; else the arguments themselves, as gpt-oss writes them."""
-    code = _parse_object(arguments).get("code")
+    code = parse_object(arguments).get("code")
     return code if isinstance(code, str) else arguments
 
 
-def _parse_object(arguments: str) -> dict[str, Any]:
+def parse_object(arguments: str) -> dict[str, Any]:
     """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
     try:
         value = json.loads(arguments)
@@ -141,14 +147,41 @@ UNANSWERED = "The user has not allowed this call."
 DENIED = "The user did not allow this call."
 
 
-def items_for_model(items: Sequence[Item]) -> list[Item]:
+def items_for_model(
+    items: Sequence[Item],
+    describe: Callable[[ToolSearchOutput], str] = lambda found: _json(found.tools),
+) -> list[Item]:
     """The items as a model reads them: hosted calls, and outputs without a call, as function calls with their
-    outputs, as chat templates write them. Tools and settings are no items of a prompt.
+    outputs, as chat templates write them. Tools and settings are no items of a prompt. `describe` tells the
+    tools that a search has found.
     """
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
     readable = [item for item in items if not isinstance(item, SettingsItem)]
-    return [converted for item in readable for converted in _as_model_items(item, called, answers)]
+    searches = {item.call_id for item in items if isinstance(item, ToolSearchCall)}
+    found = {item.call_id: item for item in items if isinstance(item, ToolSearchOutput)}
+    model_items: list[Item] = []
+    for item in readable:
+        match item:
+            case ToolSearchCall(call_id=name):
+                unanswered = item.execution == "server" and name not in found
+                model_items += _as_search(item, item.arguments, UNFINISHED if unanswered else None)
+            case ToolSearchOutput(call_id=name):
+                model_items += _as_search(item, None if name in searches else {}, describe(item))
+            case _:
+                model_items += _as_model_items(item, called, answers)
+    return model_items
+
+
+def _as_search(
+    item: ToolSearchCall | ToolSearchOutput, arguments: object, output: str | None
+) -> Iterator[Item]:
+    """A search for tools as a function's call, unless `arguments` is None, and its output, if it has one."""
+    call_id = item.call_id or TOOL_SEARCH
+    if arguments is not None:
+        yield FunctionCall(item.id, "completed", call_id, TOOL_SEARCH, _json(arguments))
+    if output is not None:
+        yield FunctionCallOutput(item.id, "completed", call_id, output)
 
 
 def _as_model_items(
@@ -189,7 +222,7 @@ def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResu
     yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
 
 
-def _json(arguments: Mapping[str, object]) -> str:
+def _json(arguments: object) -> str:
     return msgspec.json.encode(arguments).decode()
 
 
@@ -211,6 +244,8 @@ def tool_result_of(item: HostedCall) -> ToolResult:
             text = "\n".join(logs) if item.outputs is not None else None
         case WebSearchCall():
             text = item.results if isinstance(item.results, str) else None
+        case ToolSearchCall():
+            return ToolResult()
     if item.status == "failed":
         return ToolResult(error=McpError("mcp_protocol_error", message=text or ""))
     return ToolResult(text)

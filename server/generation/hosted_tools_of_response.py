@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from server.protocol.responses.items import (
     CodeInterpreterCall,
     CustomToolCall,
+    Execution,
     FunctionCall,
     Item,
     ListedTool,
@@ -16,10 +17,11 @@ from server.protocol.responses.items import (
     McpError,
     Message,
     Reasoning,
+    ToolSearchCall,
     WebSearchCall,
 )
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import McpTool, Tool
+from server.protocol.responses.tools import TOOL_SEARCH, McpTool, Tool, ToolSearchTool
 
 CallType = Literal["mcp", "code", "search"]
 SOURCES = "web_search_call.action.sources"
@@ -49,6 +51,8 @@ class HostedTools:
     approved_calls: Sequence[McpApprovalRequest] = ()
     """Calls that the input approves; they are made before the first turn."""
     include_sources: bool = False
+    search: Execution | None = None
+    """Who answers the model's searches for deferred tools; None if it has no such tool."""
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
 
@@ -82,6 +86,8 @@ class ToolResult:
     error: McpError | None = None
     urls: Sequence[str] = ()
     """The sources of a search or a page, if the server names them."""
+    tools: Sequence[dict[str, Any]] = ()
+    """The tools that a search for deferred ones has found."""
     seconds: float | None = None
     """From the call to its result; None if it was not made here."""
 
@@ -130,8 +136,18 @@ def hosted_tools_of(
         for tool in tools
         if isinstance(tool, McpTool)
     ]
-    limit = call_limit(request, server_limit)
-    return HostedTools(servers, limit, approved_calls(items), SOURCES in (request.include or ()), tag)
+    search = next((tool.execution for tool in tools if isinstance(tool, ToolSearchTool)), None)
+    if search is not None:
+        search_only = [ListedTool(TOOL_SEARCH, annotations={"readOnlyHint": True})]
+        servers.append(ListedServer(TOOL_SEARCH, search_only, is_new=False))
+    return HostedTools(
+        servers,
+        call_limit(request, server_limit),
+        approved_calls(items),
+        SOURCES in (request.include or ()),
+        search,
+        tag,
+    )
 
 
 def call_limit(request: CreateResponse, server_limit: int | None) -> int | None:
@@ -160,7 +176,7 @@ def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
                 before_output = True
             case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
                 before_output = True
-            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+            case McpCall() | CodeInterpreterCall() | WebSearchCall() | ToolSearchCall():
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]

@@ -16,7 +16,7 @@ from server.generation.token_dump import TokenDump
 from server.logs.context import ResponseFields, response_fields
 from server.model_formats.model_format import Delta, TextDelta
 from server.protocol.responses.events import FIRST_EVENTS, Event
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
+from server.protocol.responses.items import Item, Logprob, awaits_client
 from server.protocol.responses.response import (
     CancelReason,
     Echo,
@@ -282,8 +282,7 @@ class Run:
         if self._emitter.tool_calls.pending_calls:
             return events
         turn_items = self.output[self._turn_start :]
-        for_client = FunctionCall | CustomToolCall | McpApprovalRequest
-        if any(isinstance(item, for_client) for item in turn_items):
+        if any(map(awaits_client, turn_items)):
             return events + self._end("completed", TokenUsage(), at)
         self._await_tools()
         return events

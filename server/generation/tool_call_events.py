@@ -18,6 +18,7 @@ from server.generation.hosted_items import (
 )
 from server.generation.hosted_tools_of_response import DueCall, HostedTools, ListedServer, ToolResult
 from server.generation.written_item import EventNumbers
+from server.model_formats.model_format import CallStart
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -31,8 +32,12 @@ from server.protocol.responses.items import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ToolSearchCall,
+    ToolSearchOutput,
     WebSearchCall,
+    awaits_client,
 )
+from server.protocol.responses.tools import TOOL_SEARCH
 
 
 @dataclass(slots=True)
@@ -84,8 +89,10 @@ class ToolCallEvents:
             for tool in [self._hosted.tool_of(call)]
         ]
 
-    def serves(self, label: str | None) -> bool:
-        return label in self._hosted.by_label
+    def server_of(self, call: CallStart) -> str | None:
+        """The label of the called tool's server; that of a search for tools is its name. None for others."""
+        label = call.namespace or (call.name if call.name == TOOL_SEARCH else None)
+        return label if label in self._hosted.by_label else None
 
     def start(self) -> list[Event]:
         """The events of new tool lists, and of calls that the request's input approves."""
@@ -136,14 +143,14 @@ class ToolCallEvents:
             return self._request_approval(draft, arguments)
         start_events = self._start_call(draft.label, draft.name) if draft.needs_approval else []
         events = [*start_events, *self._set_arguments(arguments)]
+        index = len(self._output) - 1
+        item = self._output[index]
         if status == "completed":
-            self.pending_calls.append(len(self._output) - 1)
+            self.pending_calls += [] if awaits_client(item) else [index]
             return events
-        return [
-            *events,
-            *self.finish_arguments(),
-            self._done(len(self._output) - 1, "incomplete", ToolResult()),
-        ]
+        if isinstance(item, ToolSearchCall):
+            self._unfinished_arguments = None
+        return [*events, *self.finish_arguments(), self._done(index, "incomplete", ToolResult())]
 
     def finish_arguments(self) -> list[Event]:
         """The delayed `done` event of the last call's arguments."""
@@ -158,6 +165,8 @@ class ToolCallEvents:
                     self._event(wire.CodeDone, item_id, index, code or ""),
                     self._event(wire.CodeInterpreting, item_id, index),
                 ]
+            case ToolSearchCall():
+                return [self._done(index, "completed", ToolResult())]
             case item:
                 return [self._event(wire.SearchSearching, item.id, index)]
 
@@ -165,15 +174,32 @@ class ToolCallEvents:
         """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
+        if isinstance(item, ToolSearchCall):
+            return self._add_found(item, outcome)
         events = self._events(self._calls[index].server_label)
         return [
             self._event(events.failed if failed else events.completed, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
+    def _add_found(self, search: ToolSearchCall, outcome: ToolResult) -> list[Event]:
+        index, item_id = len(self._output), self._id(ToolSearchOutput)
+        found = ToolSearchOutput(item_id, "completed", [*outcome.tools], "server", search.call_id)
+        self._output.append(found)
+        added = msgspec.structs.replace(found, status="in_progress", tools=[])
+        return [
+            self._event(wire.OutputItemAdded, index, added),
+            self._event(wire.OutputItemDone, index, found),
+        ]
+
     def give_up(self) -> list[Event]:
-        """The response ends before its pending calls have results: they are incomplete."""
-        events = [self._done(index, "incomplete", ToolResult()) for index in self.pending_calls]
+        """The response ends before its pending calls have results: they are incomplete, but for searches."""
+        searches = [index for index in self.pending_calls if isinstance(self._output[index], ToolSearchCall)]
+        events = [
+            self._done(index, "incomplete", ToolResult())
+            for index in self.pending_calls
+            if index not in searches
+        ]
         self.pending_calls = []
         return events
 
@@ -188,10 +214,15 @@ class ToolCallEvents:
 
     def _start_call(self, label: str, name: str, allowed_by: str | None = None) -> list[Event]:
         index = len(self._output)
-        events = self._events(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
-        item = started_item(events.item, self._id(events.item), self._response, call)
         self._calls[index] = call
+        if label == TOOL_SEARCH and self._hosted.search is not None:
+            item_id, call_id = self._id(ToolSearchCall), ids.call_id(self._response, index)
+            search = ToolSearchCall(item_id, "in_progress", {}, self._hosted.search, call_id)
+            self._output.append(search)
+            return [self._event(wire.OutputItemAdded, index, search)]
+        events = self._events(label)
+        item = started_item(events.item, self._id(events.item), self._response, call)
         self._output.append(item)
         return [
             self._event(wire.OutputItemAdded, index, item),
@@ -210,7 +241,7 @@ class ToolCallEvents:
                 return [self._event(wire.McpCallArgumentsDelta, item.id, index, arguments)]
             case CodeInterpreterCall():
                 return [self._event(wire.CodeDelta, item.id, index, item.code or "")]
-            case WebSearchCall():
+            case WebSearchCall() | ToolSearchCall():
                 return []
 
     def _events(self, label: str) -> CallEvents:

@@ -32,6 +32,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,
     INTERNAL_FIELDS,
+    TOOL_SEARCH,
     TOOL_TYPES,
     McpTool,
     Tool,
@@ -64,7 +65,7 @@ _VLLM_LABELS: dict[object, dict[str, Any]] = {
 """Labels that vLLM's clients use for OpenAI's built-in tools, with any URL."""
 _CONTAINER = "container"
 """vLLM's label of a code server, which must be registered under it, as `holdfast-runner` can be."""
-_RESERVED = frozenset({"functions", "assistant", "browser", "python"})
+_RESERVED = frozenset({"functions", "assistant", "browser", "python", TOOL_SEARCH})
 """Labels that a client's own server cannot have: they are namespaces of model formats."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from server.errors import ConfigError
 from server.outbound_http.allowed_addresses import Refused, allow_host_of
+from server.protocol.responses.tools import TOOL_SEARCH
 from server.sealing.cipher import Seal
 
 COMMAND = "stdio:"
@@ -75,7 +76,11 @@ def read_servers(text: str | None) -> dict[str, str]:
     """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
     servers: dict[str, str] = {}
     for entry, label, location in _entries(text):
-        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_location(location):
+        if (
+            not _LABEL.fullmatch(label)
+            or label in ("functions", "assistant", TOOL_SEARCH)
+            or not _is_location(location)
+        ):
             raise ConfigError(
                 f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
             )

@@ -23,6 +23,7 @@ from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
 from server.protocol.responses.response import CancelReason
+from server.protocol.responses.tools import TOOL_SEARCH
 from server.recording.recorder_messages import (
     SERVER_ERROR,
     CancelRequested,
@@ -118,7 +119,9 @@ class ToolLoop:
             if is_retry and not due.repeatable:
                 stopped = ToolCallFinished(response, due.index, failed_result(STOPPED))
                 begin_call = partial(self._deliver, [stopped])
-            if due.call.approval_request_id is None:
+            if due.call.server_label == TOOL_SEARCH:
+                self._submit(self._search, turns, due)
+            elif due.call.approval_request_id is None:
                 begin_call()
             else:
                 self._submit(self._begin_approved, turns, due, begin_call)
@@ -169,6 +172,17 @@ class ToolLoop:
             begin_call()
         else:
             self._deliver([ToolCallFinished(turns.response, due.index, result)])
+
+    def _search(self, turns: TurnBuilder, due: DueCall) -> None:
+        """Answers a search for deferred tools; one beyond the limit of calls finds none."""
+        result = ToolResult()
+        try:
+            if due.within_limit:
+                result = ToolResult(tools=turns.find_tools(due.call.arguments))
+        except Exception:
+            fields = response_fields(turns.response, turns.resolved.tenant)
+            log.exception("a search for tools of %s broke", fields["response_id"], extra=fields)
+        self._deliver([ToolCallFinished(turns.response, due.index, result)])
 
     def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""

@@ -36,6 +36,10 @@ class PromptTool:
     """A tool that gpt-oss was trained on, described in its system message."""
     hosted: bool = False
     """A tool that the server executes; `namespace` is its MCP server's label."""
+    deferred: bool = False
+    """Not in a prompt unless a search has loaded it."""
+    listed: bool = True
+    """Whether the list of tools at the prompt's beginning has it; else the result of a search does."""
     prefixed: bool = True
     """Whether `prompt_name` has the namespace as a prefix; see `tool_names.without_labels`."""
 

@@ -27,17 +27,21 @@ from server.protocol.responses.items import (
     HostedCall,
     InputText,
     Item,
-    McpApprovalRequest,
     McpApprovalResponse,
     Message,
     OtherItem,
     SettingsItem,
+    ToolSearchCall,
+    ToolSearchOutput,
+    awaits_client,
     item_type,
     plain_text,
     text_of,
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
+_Call = FunctionCall | CustomToolCall | ToolSearchCall
+_CallOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput
 EXCERPT_CHARACTERS = 200
 """Characters of what is retained that the transcript quotes, to show what an answer refers to."""
 ELLIPSIS = "\n[…]\n"
@@ -98,13 +102,12 @@ def settings_items(items: Sequence[Item]) -> list[Item]:
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
     """Calls without an output and approval requests without an answer, so that they can be answered."""
-    answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
+    answered = {item.call_id for item in items if isinstance(item, _CallOutput)}
     answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
     return [
         item
         for item in items
-        if (isinstance(item, FunctionCall | CustomToolCall) and item.call_id not in answered)
-        or (isinstance(item, McpApprovalRequest) and item.id not in answered)
+        if awaits_client(item) and (item.call_id if isinstance(item, _Call) else item.id) not in answered
     ]
 
 
@@ -117,10 +120,10 @@ def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) 
 def _answered_calls(newest_first: Sequence[Item]) -> Iterator[Sequence[Item]]:
     outputs: dict[str, Item] = {}
     for item in newest_first:
-        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+        if isinstance(item, _CallOutput):
             outputs[item.call_id or ""] = item
-        elif isinstance(item, FunctionCall | CustomToolCall) and item.call_id in outputs:
-            yield item, outputs.pop(item.call_id)
+        elif isinstance(item, _Call) and (item.call_id or "") in outputs:
+            yield item, outputs.pop(item.call_id or "")
         elif isinstance(item, HostedCall):
             yield (item,)
 

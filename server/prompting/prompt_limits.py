@@ -92,15 +92,41 @@ def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, 
         if isinstance(tool, wire.NamespaceTool):
             check_functions(tool.tools, declared)
         elif (
-            isinstance(tool, wire.FunctionTool)
+            isinstance(tool, wire.FunctionTool | wire.ToolSearchTool)
             and tool.parameters
-            and (why := _no_arguments(tool.parameters, strict=bool(tool.strict)))
+            and (why := _no_arguments(tool.parameters, strict=bool(getattr(tool, "strict", False))))
         ):
             raise InvalidRequest(
                 f"Invalid schema for function '{tool.name}': {why}.",
                 param=grammar_path(declared, tool.name),
                 code="invalid_function_parameters",
             )
+
+
+def check_loading(
+    declared: Sequence[Mapping[str, Any]], path: str = "tools", *, is_searched: bool = False
+) -> None:
+    """Raises InvalidRequest for a tool that the model could never call (for programs alone, or deferred
+    without a search), and for a search by the server with a description or parameters.
+    """
+    is_searched = is_searched or any(tool["type"] == wire.TOOL_SEARCH for tool in declared)
+    for index, tool in enumerate(declared):
+        if tool["type"] not in wire.TOOL_TYPES:
+            continue
+        callers = tool.get("allowed_callers")
+        refused, why = "", ""
+        if callers is not None and "direct" not in callers:
+            refused = "allowed_callers"
+            why = "No programs are run here that could call this tool: add 'direct', or leave it out."
+        elif tool.get("defer_loading") and not is_searched:
+            refused = "defer_loading"
+            why = "A deferred tool is loaded by tool_search: add that tool, or leave defer_loading out."
+        elif tool["type"] == wire.TOOL_SEARCH and tool.get("execution") != "client":
+            refused = next((name for name in ("description", "parameters") if tool.get(name) is not None), "")
+            why = f"The server's own search has its own {refused}: leave it out, or let the client search."
+        if refused:
+            raise InvalidRequest(why, param=f"{path}[{index}].{refused}", code="unsupported_parameter")
+        check_loading(tool.get("tools") or (), f"{path}[{index}].tools", is_searched=is_searched)
 
 
 def _no_arguments(schema: Mapping[str, Any], *, strict: bool) -> str | None:

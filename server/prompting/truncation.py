@@ -22,6 +22,8 @@ from server.protocol.responses.items import (
     McpCall,
     Message,
     Reasoning,
+    ToolSearchCall,
+    ToolSearchOutput,
     encode_item,
     text_of,
 )
@@ -120,10 +122,12 @@ def _ends(items: Sequence[Item]) -> dict[int, int]:
     ends: dict[int, int] = {}
     for index, item in enumerate(items):
         match item:
-            case FunctionCall(call_id=name) | CustomToolCall(call_id=name) | McpApprovalRequest(id=name):
-                begun[name] = index
-            case FunctionCallOutput(call_id=name) | CustomToolCallOutput(call_id=name) if name in begun:
-                ends[begun[name]] = index
+            case FunctionCall() | CustomToolCall() | ToolSearchCall():
+                begun[item.call_id] = index
+            case McpApprovalRequest():
+                begun[item.id] = index
+            case FunctionCallOutput() | CustomToolCallOutput() | ToolSearchOutput() if item.call_id in begun:
+                ends[begun[item.call_id]] = index
             case McpApprovalResponse() | McpCall() if item.approval_request_id in begun:
                 ends[begun[item.approval_request_id]] = index
     return ends

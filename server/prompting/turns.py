@@ -36,11 +36,12 @@ from server.prompting.engine_request import (
 )
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
+from server.prompting.tool_search import find_tools
 from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
-from server.protocol.responses.items import HostedCall, Item, encode_item
+from server.protocol.responses.items import HostedCall, Item, ToolSearchCall, encode_item
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import McpTool, read_choice
+from server.protocol.responses.tools import McpTool, ToolSearchTool, read_choice
 from server.sealing.sealed_items import with_tagged_id
 
 _NO_HOSTED_TOOLS = HostedTools()
@@ -68,7 +69,10 @@ def first_turn(
         prepared = prepare_with_compaction(served, resolved, settings)
     else:
         prepared = prepare(served, resolved)
-    has_hosted_tools = any(isinstance(tool, McpTool) for tool in resolved.tools)
+    has_hosted_tools = any(
+        isinstance(tool, McpTool) or (isinstance(tool, ToolSearchTool) and tool.execution == "server")
+        for tool in resolved.tools
+    )
     return prepared, TurnBuilder(
         served=served,
         resolved=resolved,
@@ -209,6 +213,10 @@ class TurnBuilder:
         servers = (tool for tool in self.resolved.tools if isinstance(tool, McpTool))
         return McpCredentials(next((tool.server_url for tool in servers if tool.name == label), None))
 
+    def find_tools(self, arguments: str) -> list[dict[str, object]]:
+        """The deferred tools that the arguments of a search ask for."""
+        return find_tools(self.resolved.tools, arguments)
+
     def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
         """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.
 
@@ -240,11 +248,13 @@ class TurnBuilder:
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         request = self.resolved.request
         limit = call_limit(request, self.served.max_tool_calls)
-        calls = sum(isinstance(item, HostedCall) for item in output)
-        if limit is not None and calls >= limit:
+        calls = [item for item in output if isinstance(item, HostedCall)]
+        if limit is not None and len(calls) >= limit:
             return "none"
         choice = request.tool_choice
-        if not calls or read_choice(choice, list(self.resolved.tools)).mode != "required":
+        if all(isinstance(call, ToolSearchCall) for call in calls):
+            return choice  # the tool that must be called was only looked for
+        if read_choice(choice, list(self.resolved.tools)).mode != "required":
             return choice
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             return {**choice, "mode": "auto"}

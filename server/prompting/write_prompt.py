@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -28,6 +29,7 @@ from server.prompting.prompt_limits import (
 )
 from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
+from server.prompting.tool_search import describe_found, search_tool, with_loaded_tools
 from server.prompting.truncation import room_for_prompt, truncate
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.ids import unix_seconds
@@ -124,9 +126,10 @@ def write_within(
     def write(retained: Sequence[Item], size: int) -> Prompt:
         if most is not None and size > most:
             raise PromptTooLong(limit)
+        loaded = with_loaded_tools(conversation, retained)
         if not all(isinstance(item, Message) for item in retained):
-            retained = items_for_model(retained)
-        return model_format.write(replace(conversation, items=retained, max_tokens=limit))
+            retained = items_for_model(retained, partial(describe_found, loaded.tools))
+        return model_format.write(replace(loaded, items=retained, max_tokens=limit))
 
     def write_end(retained: Sequence[Item]) -> Prompt:
         prompt = write(retained, characters_of(replace(conversation, items=retained)))
@@ -176,7 +179,9 @@ def make_conversation(
     return PromptConversation(
         items=items,
         instructions=request.instructions,
-        tools=without_labels([tool for declared in tools for tool in _tools(declared)]) if tools else (),
+        tools=without_labels([tool for declared in tools for tool in _tools(declared, tools)])
+        if tools
+        else (),
         tool_choice=msgspec.structs.replace(choice, parallel=request.parallel_tool_calls is not False),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
@@ -193,10 +198,12 @@ def make_conversation(
     )
 
 
-def _tools(declared: wire.Tool, namespace: str | None = None) -> list[PromptTool]:
+def _tools(declared: wire.Tool, tools: Sequence[wire.Tool], namespace: str | None = None) -> list[PromptTool]:
     match declared:
+        case wire.ToolSearchTool():
+            return search_tool(declared, tools)
         case wire.NamespaceTool(name, inner):
-            return [tool for member in inner for tool in _tools(member, name)]
+            return [tool for member in inner for tool in _tools(member, tools, name)]
         case wire.McpTool(label):
             return [
                 PromptTool(
@@ -207,13 +214,15 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[PromptTool
                     builtin=label in ("python", "browser"),
                     hosted=True,
                     prefixed=False,
+                    deferred=bool(declared.defer_loading),
                 )
                 for listed in declared.offered
             ]
-        case wire.CustomTool() | wire.FunctionTool() if not wire.is_direct(declared):
-            return []
         case wire.CustomTool(name, description, form):
-            tool = PromptTool(name=name, description=description, kind="custom", namespace=namespace)
+            deferred = bool(declared.defer_loading)
+            tool = PromptTool(
+                name=name, description=description, kind="custom", namespace=namespace, deferred=deferred
+            )
             if isinstance(form, wire.GrammarFormat):
                 tool = replace(tool, syntax=form.syntax, definition=form.definition)
             return [tool]
@@ -225,6 +234,7 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[PromptTool
                     parameters=parameters,
                     strict=bool(strict),
                     namespace=namespace,
+                    deferred=bool(declared.defer_loading),
                 )
             ]
 

@@ -1,4 +1,5 @@
-"""The tools and settings that items of a conversation give to the requests after them.
+"""The tools and settings that items of a conversation give to the requests after them, and the tools that
+searches have loaded.
 
 The newest item of each kind counts, wherever it is: in the input, in the history or in a compaction.
 """
@@ -12,7 +13,13 @@ from msgspec import UNSET
 
 from server.errors import InvalidRequest
 from server.protocol.decode import convert_to
-from server.protocol.responses.items import AdditionalTools, Compaction, ConfigurationUpdate, Item
+from server.protocol.responses.items import (
+    AdditionalTools,
+    Compaction,
+    ConfigurationUpdate,
+    Item,
+    ToolSearchOutput,
+)
 from server.protocol.responses.request import (
     MAX_TOOLS,
     CreateResponse,
@@ -35,11 +42,11 @@ def with_item_settings(
     settings = list(_settings(items, seal, tenant))
     if not settings:
         return request
-    tools = _with_additional(request.tools or (), settings)
+    tools = _with_found(_with_additional(request.tools or (), settings), settings)
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
-            f"The request and the additional_tools of its conversation have {len(tools)} tools; at most "
-            f"{MAX_TOOLS} are offered.",
+            f"The request and its conversation, with additional_tools and what searches have loaded, have "
+            f"{len(tools)} tools; at most {MAX_TOOLS} are offered.",
             param="tools",
             code="array_above_max_length",
         )
@@ -79,15 +86,17 @@ def _path_of_tool(tool: dict[str, Any], request: CreateResponse, new: Sequence[I
     sent = request.input if isinstance(request.input, list) else []
     before = max(len(new) - sum(element.get("type") != "compaction_trigger" for element in sent), 0)
     for index, item in enumerate(new[before:]):
-        for number, added in enumerate(item.tools if isinstance(item, AdditionalTools) else ()):
-            if added is tool:
+        for number, added in enumerate(
+            item.tools if isinstance(item, AdditionalTools | ToolSearchOutput) else ()
+        ):
+            if added is tool or (isinstance(item, ToolSearchOutput) and _loaded(added) == tool):
                 return f"input[{index}].tools[{number}]"
     return None
 
 
 def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[Item]:
     for item in items:
-        if isinstance(item, AdditionalTools | ConfigurationUpdate):
+        if isinstance(item, AdditionalTools | ConfigurationUpdate | ToolSearchOutput):
             yield item
         elif isinstance(item, Compaction) and item.encrypted_content:
             yield from _settings(unseal_context(item, seal, tenant) or (), seal, tenant)
@@ -102,6 +111,35 @@ def _with_additional(declared: Sequence[dict[str, Any]], settings: Sequence[Item
             names |= {declared_name(tool) for tool in new}
             added = [*new, *added]
     return [*declared, *added]
+
+
+def _with_found(declared: Sequence[dict[str, Any]], settings: Sequence[Item]) -> list[dict[str, Any]]:
+    """The tools and those that searches have found, of which a newer one replaces an older one of its name.
+
+    An MCP server is taken from a client's search alone, as an item of the server's has no full declaration.
+    """
+    tools = [*declared]
+    places = {declared_name(tool): index for index, tool in enumerate(declared)}
+    searches = [item for item in settings if isinstance(item, ToolSearchOutput)]
+    for item in reversed(searches):
+        for tool in item.tools:
+            if tool["type"] == "mcp" and item.execution == "server":
+                continue
+            place = places.setdefault(declared_name(tool), len(tools))
+            if place == len(tools):
+                tools.append(_loaded(tool))
+            elif tools[place]["type"] == tool["type"] == "namespace":
+                members = tools[place]["tools"]
+                names = {member["name"] for member in members}
+                new = [_loaded(member) for member in tool["tools"] if member["name"] not in names]
+                tools[place] = {**tools[place], "tools": [*members, *new]}
+    return tools
+
+
+def _loaded(tool: dict[str, Any]) -> dict[str, Any]:
+    """The declaration of a tool that is deferred no longer."""
+    loaded = {name: value for name, value in tool.items() if name != "defer_loading"}
+    return loaded if tool["type"] != "namespace" else {**loaded, "tools": [*map(_loaded, tool["tools"])]}
 
 
 def _updated(request: CreateResponse, update: ConfigurationUpdate) -> CreateResponse:

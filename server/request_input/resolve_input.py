@@ -36,6 +36,8 @@ from server.protocol.responses.items import (
     McpApprovalResponse,
     McpCall,
     Message,
+    ToolSearchCall,
+    ToolSearchOutput,
 )
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.request_input.previous_messages import read_previous
@@ -264,7 +266,7 @@ def _validate_call_outputs(
     """Raises InvalidRequest for an output whose call is in no item, nor sealed in a compaction. Pure."""
     calls = _calls([*history, *new])
     for item in new:
-        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput):
             continue
         if item.call_id is None or item.call_id in calls:
             continue
@@ -275,5 +277,7 @@ def _validate_call_outputs(
             )
 
 
-def _calls(items: Sequence[Item]) -> set[str]:
-    return {item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall)}
+def _calls(items: Sequence[Item]) -> set[str | None]:
+    return {
+        item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall)
+    }

@@ -120,7 +120,7 @@ class ChatTemplateFormat:
         choice = conversation.tool_choice
         callable_ = _NO_TOOLS if choice.mode == "none" else tool_index.only(choice.allowed)
         conversation, thought = self._unfinished_thought(self._with_reasoning_of(conversation))
-        schemas = [function_schema(name, tool) for name, tool in tool_index.tools.items()]
+        schemas = [function_schema(name, tool) for name, tool in tool_index.tools.items() if tool.listed]
         if self.describes_tools and schemas and self._calls is not None:
             texts = [conversation.instructions or "", describe_tools(schemas, self._calls)]
             conversation = replace(conversation, instructions="\n\n".join(filter(None, texts)))

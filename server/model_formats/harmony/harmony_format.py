@@ -109,7 +109,7 @@ class HarmonyFormat:
         system = system_text(conversation, today, self.encoding.builtin_section(builtin) if builtin else "")
         tokens = self._encode_message(PromptMessage(author="system", text=system))
         instructions, items = split_instructions(conversation)
-        groups = tools_by_namespace(conversation.tools)
+        groups = tools_by_namespace([tool for tool in conversation.tools if tool.listed])
         sections = (
             f"# Instructions\n\n{instructions}" if instructions else "",
             self.encoding.tools_section(groups) if groups else "",

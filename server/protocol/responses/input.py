@@ -23,6 +23,7 @@ from server.protocol.responses.items import (
     ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
+    Execution,
     FunctionCall,
     FunctionCallOutput,
     InputText,
@@ -43,6 +44,8 @@ from server.protocol.responses.items import (
     Role,
     SummaryText,
     Text,
+    ToolSearchCall,
+    ToolSearchOutput,
     decode_item,
     encode_item,
 )
@@ -53,7 +56,6 @@ from server.protocol.responses.tools import (
     declaration,
     declared_name,
     read_tools,
-    refuse_deferred,
 )
 
 _SENT_PREFIXES: dict[type[Item], str] = {
@@ -292,13 +294,16 @@ class _ConfigurationUpdate(msgspec.Struct, kw_only=True):
 
 
 def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
-    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
     refuse_deep(element, path)
     param: _AdditionalTools = convert(element, _AdditionalTools, path)
-    supported = {tool.name: tool for tool in read_tools(param.tools, f"{path}.tools")}
-    refuse_deferred(param.tools, f"{path}.tools")
+    return AdditionalTools("", _tools_of_item(param.tools, path))
+
+
+def _tools_of_item(declared: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
+    supported = {tool.name: tool for tool in read_tools(declared, f"{path}.tools")}
     tools = []
-    for index, tool in enumerate(param.tools):
+    for index, tool in enumerate(declared):
         if tool["type"] not in TOOL_TYPES:
             tools.append(tool)
             continue
@@ -311,7 +316,29 @@ def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTool
                 "unsupported_parameter",
             )
         tools.append(declaration(read))
-    return AdditionalTools("", tools)
+    return tools
+
+
+class _ToolSearchCall(_Item, kw_only=True):
+    arguments: Any
+    call_id: str | None = None
+    execution: Execution = "client"
+
+
+class _ToolSearchOutput(_Item, kw_only=True):
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
+    call_id: str | None = None
+    execution: Execution = "client"
+
+
+def _read_tool_search(element: dict[str, Any], path: str) -> ToolSearchCall | ToolSearchOutput:
+    refuse_deep(element, path)
+    if element["type"] == "tool_search_call":
+        call: _ToolSearchCall = convert(element, _ToolSearchCall, path)
+        return ToolSearchCall("", call.status or "completed", call.arguments, call.execution, call.call_id)
+    output: _ToolSearchOutput = convert(element, _ToolSearchOutput, path)
+    tools = _tools_of_item(output.tools, path)
+    return ToolSearchOutput("", output.status or "completed", tools, output.execution, output.call_id)
 
 
 def _read_configuration_update(element: dict[str, Any], path: str) -> ConfigurationUpdate:
@@ -357,6 +384,8 @@ ITEM_READERS: dict[str, TypeReader] = {
     ),
     "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
     "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
+    "tool_search_call": TypeReader(_ToolSearchCall, _read_tool_search),
+    "tool_search_output": TypeReader(_ToolSearchOutput, _read_tool_search),
 }
 """By `type`, which is optional for messages."""
 
@@ -365,7 +394,6 @@ OPAQUE_ITEM_TYPES = frozenset(
         *("apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output"),
         *("file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output"),
         *("program", "program_output", "shell_call", "shell_call_output"),
-        *("tool_search_call", "tool_search_output"),
     }
 )
 """Items of tools that only OpenAI's servers execute: stored, but not part of the prompt."""

@@ -305,8 +305,28 @@ class WebSearchCall(
     """The text that the model reads; an extension."""
 
 
-HostedCall = McpCall | CodeInterpreterCall | WebSearchCall
-HostedItem = McpListTools | HostedCall | McpApprovalRequest | McpApprovalResponse
+Execution = Literal["server", "client"]
+
+
+class ToolSearchCall(_Item, frozen=True, tag="tool_search_call"):
+    """A search for deferred tools, which the server answers or the client."""
+
+    arguments: Any
+    """A JSON object, as the model wrote it; a client may have sent any value."""
+    execution: Execution
+    call_id: str | None = None
+
+
+class ToolSearchOutput(_Item, frozen=True, tag="tool_search_output"):
+    """The tools that a search has found: the model may call them from here on."""
+
+    tools: list[dict[str, Any]]
+    execution: Execution
+    call_id: str | None = None
+
+
+HostedCall = McpCall | CodeInterpreterCall | WebSearchCall | ToolSearchCall
+HostedItem = McpListTools | HostedCall | ToolSearchOutput | McpApprovalRequest | McpApprovalResponse
 HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpListTools: "mcpl",
     McpCall: "mcp",
@@ -314,7 +334,16 @@ HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpApprovalResponse: "mcpa",
     CodeInterpreterCall: "ci",
     WebSearchCall: "ws",
+    ToolSearchCall: "tsc",
+    ToolSearchOutput: "tso",
 }
+
+
+def awaits_client(item: "Item") -> bool:
+    """Whether the model goes on when the client has answered the item."""
+    if isinstance(item, ToolSearchCall):
+        return item.execution == "client"
+    return isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest)
 
 
 class OtherItem(_Item, frozen=True, tag="holdfast:other"):

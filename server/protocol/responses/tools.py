@@ -1,5 +1,6 @@
 """Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response. Supported are functions,
-custom tools, namespaces of both, and MCP servers; others are ignored unless `tool_choice` names one.
+custom tools, namespaces of both, MCP servers, and the search for deferred tools; others are ignored unless
+`tool_choice` names one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
 """Callers that a tool allows: the model directly, which is the default, or programs that it writes."""
+
+TOOL_SEARCH = "tool_search"
+"""The type of the tool that loads deferred tools, and the name by which the model calls it."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
@@ -115,9 +119,7 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
 
     @property
     def offered(self) -> list[ListedTool]:
-        """The discovered tools that `allowed_tools` permits; none where only programs may call them."""
-        if not is_direct(self):
-            return []
+        """The discovered tools that `allowed_tools` permits."""
         allowed = self.allowed_tools
         if isinstance(allowed, list):
             allowed = None if ALL_TOOLS in allowed else ToolFilter(tool_names=allowed)
@@ -135,18 +137,26 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
         return True
 
 
-Tool = FunctionTool | CustomTool | NamespaceTool | McpTool
+class ToolSearchTool(msgspec.Struct, frozen=True, tag_field="type", tag="tool_search"):
+    """The search for deferred tools. Where the client executes it, it may have its own words and schema."""
+
+    description: str | None = None
+    execution: Literal["server", "client"] = "server"
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return TOOL_SEARCH
+
+
+Tool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearchTool
 TOOL_TYPES: dict[str, type[Tool]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
     "mcp": McpTool,
+    TOOL_SEARCH: ToolSearchTool,
 }
-
-
-def is_direct(tool: FunctionTool | CustomTool | McpTool) -> bool:
-    """Whether the model may call the tool itself, not programs alone, of which there are none here."""
-    return not isinstance(tool.allowed_callers, list) or "direct" in tool.allowed_callers
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -188,22 +198,6 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
     return tools
 
 
-def refuse_deferred(declared: Sequence[Any], path: str = "tools") -> None:
-    """Raises DecodeFailure for a tool that is to be loaded later; not for those of stored requests."""
-    for index, element in enumerate(declared):
-        if not isinstance(element, dict) or element.get("type") not in TOOL_TYPES:
-            continue
-        if element.get("defer_loading") is True:
-            raise DecodeFailure(
-                "Deferred tools are loaded by the tool tool_search, which is not available here: leave out "
-                "defer_loading, and the model has the tool from the beginning.",
-                f"{path}[{index}].defer_loading",
-                "unsupported_parameter",
-            )
-        inner = element.get("tools")
-        refuse_deferred(inner if isinstance(inner, list) else (), f"{path}[{index}].tools")
-
-
 def _refuse_duplicates(tools: list[Tool], path: str) -> None:
     seen: set[str] = set()
     for tool in tools:
@@ -234,10 +228,10 @@ def callable_names(tools: list[Tool]) -> set[str]:
     for tool in tools:
         match tool:
             case NamespaceTool():
-                names |= {inner.name for inner in tool.tools if is_direct(inner)}
+                names |= {inner.name for inner in tool.tools}
             case McpTool(label):
                 names |= {f"{label}__{inner.name}" for inner in tool.offered}
-            case FunctionTool() | CustomTool() if is_direct(tool):
+            case FunctionTool() | CustomTool() | ToolSearchTool():
                 names.add(tool.name)
     return names
 
@@ -280,6 +274,8 @@ def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str,
     hosted = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
     if matching := [tool for tool in hosted if (tool.stands_for or {}).get("type") == named.type]:
         return tuple(sorted(callable_names(list(matching))))
+    if named.type == TOOL_SEARCH and TOOL_SEARCH in callable_names(tools):
+        return (TOOL_SEARCH,)
     if named.type in ("function", "custom") and named.name is None:
         raise missing_parameter(f"{path}.name")
     if named.type not in ("function", "custom") or named.name is None:
