@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from server.generation.client_tools import client_prefix
 from server.generation.hosted_tools_of_response import HostedTools
 from server.generation.output_decoding import OutputDecoder
 from server.generation.token_dump import TokenDump
@@ -201,9 +202,18 @@ class EventEmitter:
             if start.call_id and start.call_id not in self._call_ids:
                 call_id = start.call_id
             self._call_ids.add(call_id)
-        item_id = ids.item_id(wire.ITEM_PREFIX[delta_kind(start)], self._response, "o", self._index)
+        prefix, is_client_tool = wire.ITEM_PREFIX[delta_kind(start)], False
+        if isinstance(start, CallStart) and self.tool_calls.is_of_client(start):
+            prefix, is_client_tool = client_prefix(start.name), True
         self._open = WrittenItem(
-            self.numbers, start, item_id, self._index, call_id, self._seal, self._summarizes_reasoning
+            self.numbers,
+            start,
+            ids.item_id(prefix, self._response, "o", self._index),
+            self._index,
+            call_id,
+            self._seal,
+            self._summarizes_reasoning,
+            is_client_tool,
         )
         return events + self._open.open()
 

@@ -1,6 +1,5 @@
 """Items of hosted calls (mcp_call, code_interpreter_call, web_search_call), in output and prompt. Pure."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -8,9 +7,13 @@ from uuid import UUID
 
 import msgspec
 
+from server.generation.call_arguments import code_of, parse_object
+from server.generation.client_tools import as_function
 from server.generation.hosted_tools_of_response import CallType, ToolResult
 from server.protocol.responses import events as wire
 from server.protocol.responses.items import (
+    ClientCall,
+    ClientOutput,
     CodeInterpreterCall,
     FunctionCall,
     FunctionCallOutput,
@@ -94,26 +97,6 @@ def finished_item(
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if has_result else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
-
-
-def code_of(arguments: str) -> str:
-    """The `code` in a call's JSON arguments; else the arguments themselves, as gpt-oss writes them."""
-    code = parse_object(arguments).get("code")
-    return code if isinstance(code, str) else arguments
-
-
-def parse_object(arguments: str) -> dict[str, Any]:
-    """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(value, dict):
-        return {}
-    return {
-        name: inner.encode(errors="replace").decode() if isinstance(inner, str) else inner
-        for name, inner in value.items()
-    }
 
 
 def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +191,8 @@ def _as_model_items(
             yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
+        case _ if isinstance(item, ClientCall | ClientOutput):
+            yield from as_function(item)
         case _:
             yield item
 

@@ -5,23 +5,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.protocol.responses.items import (
+    ApplyPatchCall,
     CodeInterpreterCall,
     CustomToolCall,
     Execution,
     FunctionCall,
     Item,
     ListedTool,
+    LocalShellCall,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     Message,
     Reasoning,
+    ShellCall,
     ToolSearchCall,
     WebSearchCall,
 )
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import TOOL_SEARCH, McpTool, Tool, ToolSearchTool
+from server.protocol.responses.tools import TOOL_SEARCH, ClientTool, McpTool, Tool, ToolSearchTool
 
 CallType = Literal["mcp", "code", "search"]
 SOURCES = "web_search_call.action.sources"
@@ -53,6 +56,8 @@ class HostedTools:
     include_sources: bool = False
     search: Execution | None = None
     """Who answers the model's searches for deferred tools; None if it has no such tool."""
+    of_client: frozenset[str] = frozenset()
+    """The names of OpenAI's tools that the client runs."""
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
 
@@ -146,6 +151,7 @@ def hosted_tools_of(
         approved_calls(items),
         SOURCES in (request.include or ()),
         search,
+        frozenset(tool.name for tool in tools if isinstance(tool, ClientTool)),
         tag,
     )
 
@@ -177,6 +183,8 @@ def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
             case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
                 before_output = True
             case McpCall() | CodeInterpreterCall() | WebSearchCall() | ToolSearchCall():
+                before_output = True
+            case ShellCall() | LocalShellCall() | ApplyPatchCall():
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]

@@ -94,6 +94,10 @@ class ToolCallEvents:
         label = call.namespace or (call.name if call.name == TOOL_SEARCH else None)
         return label if label in self._hosted.by_label else None
 
+    def is_of_client(self, call: CallStart) -> bool:
+        """Whether the call is of one of OpenAI's tools that the client runs."""
+        return call.namespace is None and call.name in self._hosted.of_client
+
     def start(self) -> list[Event]:
         """The events of new tool lists, and of calls that the request's input approves."""
         events = [

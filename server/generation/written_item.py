@@ -11,19 +11,23 @@ from typing import Concatenate, ParamSpec
 
 from msgspec import UNSET
 
+from server.generation.client_tools import client_call, tool_of
 from server.model_formats.model_format import CallStart, MessageStart, ReasoningDelta
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.items import (
+    ApplyPatchCall,
     CustomToolCall,
     FunctionCall,
     Item,
     ItemStatus,
+    LocalShellCall,
     Logprob,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
+    ShellCall,
     SummaryText,
 )
 
@@ -63,6 +67,8 @@ class WrittenItem:
     seal: Callable[[str, str], str] | None = None
     """From a reasoning item's id and text: its encrypted content."""
     has_summary: bool = False
+    is_client_tool: bool = False
+    """A call of one of OpenAI's tools that the client runs, whose item is whole when it is done."""
     text: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     kind: Kind = field(init=False)
@@ -85,6 +91,8 @@ class WrittenItem:
     def append(self, text: str, logprobs: Sequence[Logprob]) -> list[Event]:
         """The delta of this text, and that of the summary's words which it completes."""
         self.text.append(text)
+        if self.is_client_tool:
+            return []
         if self.kind is Kind.OUTPUT_TEXT_DELTA:
             self.logprobs += logprobs
             return [wire.text_delta(self.numbers.take(), self.index, text, logprobs)]
@@ -95,6 +103,8 @@ class WrittenItem:
         """The finished item and its last events."""
         text = "".join(self.text)
         item = self._item(status, text)
+        if self.is_client_tool:
+            return item, [self.numbers.event(wire.OutputItemDone, self.index, item)]
         events = [wire.whole_event(self._text_done(item, text))]
         if (part := self._part(text)) is not None:
             events.append(self.numbers.event(wire.ContentPartDone, self.id, self.index, 0, part))
@@ -136,6 +146,8 @@ class WrittenItem:
                 sealed = self.seal(self.id, text) if self.seal else UNSET
                 summary = [SummaryText(text)] if self.has_summary else []
                 return Reasoning(self.id, status, summary, [ReasoningText(text)], sealed)
+            case CallStart(name) if self.is_client_tool:
+                return client_call(name, self.id, status, self.call_id, text or "")
             case CallStart(name, _, "function", namespace):
                 return FunctionCall(self.id, status, self.call_id, name, text or "", namespace or UNSET)
             case CallStart(name, _, _, namespace):
@@ -181,6 +193,8 @@ def item_start(item: Item) -> ItemStart:
     match item:
         case Reasoning():
             return ReasoningDelta("")
+        case ShellCall() | LocalShellCall() | ApplyPatchCall():
+            return CallStart(tool_of(item), item.call_id)
         case FunctionCall():
             return CallStart(item.name, item.call_id, "function", item.namespace or None)
         case CustomToolCall():

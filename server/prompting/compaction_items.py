@@ -19,6 +19,8 @@ from server.prompting.served_model import LoadedModel
 from server.prompting.write_prompt import characters_of, write_prompt
 from server.protocol.responses.items import (
     ID_PREFIXES,
+    ClientCall,
+    ClientOutput,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -40,8 +42,8 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
-_Call = FunctionCall | CustomToolCall | ToolSearchCall
-_CallOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput
+_Call = FunctionCall | CustomToolCall | ToolSearchCall | ClientCall
+_CallOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 EXCERPT_CHARACTERS = 200
 """Characters of what is retained that the transcript quotes, to show what an answer refers to."""
 ELLIPSIS = "\n[…]\n"

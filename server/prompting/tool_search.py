@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from server.generation.hosted_items import parse_object
+from server.generation.call_arguments import parse_object
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import mapping
 from server.model_formats.tool_names import choice_names, function_schema

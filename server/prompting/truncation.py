@@ -12,6 +12,8 @@ from itertools import accumulate
 
 from server.model_formats.model_format import ModelFormat, Prompt, PromptError, PromptTooLong
 from server.protocol.responses.items import (
+    ClientCall,
+    ClientOutput,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -28,6 +30,7 @@ from server.protocol.responses.items import (
     text_of,
 )
 
+_OUTPUTS = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 STEP_SHARE = 3
 """A conversation that is too long loses a third of the room at a time. Of loops whose turns fill a twentieth
 of the room, more than four fifths of the prompts' tokens are then cached."""
@@ -122,14 +125,14 @@ def _ends(items: Sequence[Item]) -> dict[int, int]:
     ends: dict[int, int] = {}
     for index, item in enumerate(items):
         match item:
-            case FunctionCall() | CustomToolCall() | ToolSearchCall():
-                begun[item.call_id] = index
             case McpApprovalRequest():
                 begun[item.id] = index
-            case FunctionCallOutput() | CustomToolCallOutput() | ToolSearchOutput() if item.call_id in begun:
-                ends[begun[item.call_id]] = index
+            case _ if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall | ClientCall):
+                begun[item.call_id] = index
             case McpApprovalResponse() | McpCall() if item.approval_request_id in begun:
                 ends[begun[item.approval_request_id]] = index
+            case _ if isinstance(item, _OUTPUTS) and item.call_id in begun:
+                ends[begun[item.call_id]] = index
     return ends
 
 

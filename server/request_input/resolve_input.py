@@ -27,6 +27,8 @@ from server.protocol.responses.input import (
 )
 from server.protocol.responses.items import (
     ID_PREFIXES,
+    ClientCall,
+    ClientOutput,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -266,7 +268,7 @@ def _validate_call_outputs(
     """Raises InvalidRequest for an output whose call is in no item, nor sealed in a compaction. Pure."""
     calls = _calls([*history, *new])
     for item in new:
-        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput):
+        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput):
             continue
         if item.call_id is None or item.call_id in calls:
             continue
@@ -279,5 +281,7 @@ def _validate_call_outputs(
 
 def _calls(items: Sequence[Item]) -> set[str | None]:
     return {
-        item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall)
+        item.call_id
+        for item in items
+        if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall | ClientCall)
     }

@@ -13,6 +13,7 @@ from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure, unsupported_value
 from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
 from server.protocol.responses.items import (
+    CLIENT_ID_PREFIXES,
     HOSTED_ID_PREFIXES,
     ID_PREFIXES,
     MAX_TEXT,
@@ -30,6 +31,7 @@ from server.protocol.responses.items import (
     Item,
     ItemStatus,
     ListedTool,
+    LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
@@ -363,6 +365,18 @@ def _read_configuration_update(element: dict[str, Any], path: str) -> Configurat
     return ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)
 
 
+def _read_client_item(element: dict[str, Any], path: str) -> Item:
+    """A call or an output of a tool that the client runs. Null fields are as absent ones."""
+    refuse_deep(element, path)
+    fields = {name: value for name, value in element.items() if value is not None}
+    kind = _CLIENT_ITEMS[element["type"]]
+    if kind is LocalShellCallOutput:
+        fields.setdefault("call_id", fields.get("id"))
+    item: Item = convert({"status": "completed", **fields, "id": ""}, kind, path)
+    return item
+
+
+_CLIENT_ITEMS = {str(kind.__struct_config__.tag): kind for kind in CLIENT_ID_PREFIXES}
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
@@ -384,6 +398,7 @@ ITEM_READERS: dict[str, TypeReader] = {
     ),
     "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
     "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
+    **{name: TypeReader(kind, _read_client_item) for name, kind in _CLIENT_ITEMS.items()},
     "tool_search_call": TypeReader(_ToolSearchCall, _read_tool_search),
     "tool_search_output": TypeReader(_ToolSearchOutput, _read_tool_search),
 }
@@ -391,9 +406,8 @@ ITEM_READERS: dict[str, TypeReader] = {
 
 OPAQUE_ITEM_TYPES = frozenset(
     {
-        *("apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output"),
-        *("file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output"),
-        *("program", "program_output", "shell_call", "shell_call_output"),
+        *("computer_call", "computer_call_output", "file_search_call", "image_generation_call"),
+        *("program", "program_output"),
     }
 )
 """Items of tools that only OpenAI's servers execute: stored, but not part of the prompt."""

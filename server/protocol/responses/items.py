@@ -325,6 +325,94 @@ class ToolSearchOutput(_Item, frozen=True, tag="tool_search_output"):
     call_id: str | None = None
 
 
+class ShellAction(msgspec.Struct, frozen=True, kw_only=True):
+    commands: list[str]
+    max_output_length: int | None = None
+    timeout_ms: int | None = None
+
+
+class ShellCall(_Item, frozen=True, tag="shell_call"):
+    """Commands for the client's shell."""
+
+    call_id: str
+    action: ShellAction
+    environment: dict[str, Any] | None = None
+
+
+class ShellOutcome(msgspec.Struct, frozen=True):
+    type: Literal["exit", "timeout"]
+    exit_code: int | UnsetType = UNSET
+
+
+class ShellOutput(msgspec.Struct, frozen=True):
+    """What one command wrote, and how it ended."""
+
+    stdout: str
+    stderr: str
+    outcome: ShellOutcome
+
+
+class ShellCallOutput(_Item, frozen=True, tag="shell_call_output"):
+    call_id: str
+    output: list[ShellOutput]
+    max_output_length: int | None = None
+
+
+class LocalShellAction(msgspec.Struct, frozen=True, kw_only=True):
+    command: list[str]
+    env: dict[str, str] = {}
+    type: Literal["exec"] = "exec"
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(_Item, frozen=True, tag="local_shell_call"):
+    """One command, as a list of words, for the client's shell."""
+
+    call_id: str
+    action: LocalShellAction
+
+
+class LocalShellCallOutput(_Item, frozen=True, tag="local_shell_call_output"):
+    """The output of the call whose `call_id` is this item's id, or that it names."""
+
+    output: str
+    call_id: str = ""
+
+
+class PatchOperation(msgspec.Struct, frozen=True):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | UnsetType = UNSET
+
+
+class ApplyPatchCall(_Item, frozen=True, tag="apply_patch_call"):
+    """A file that the client creates, changes by a diff, or deletes."""
+
+    call_id: str
+    operation: PatchOperation
+
+
+class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
+    id: str
+    call_id: str
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+
+ClientCall = ShellCall | LocalShellCall | ApplyPatchCall
+"""Calls of OpenAI's tools that the client runs."""
+ClientOutput = ShellCallOutput | LocalShellCallOutput | ApplyPatchCallOutput
+CLIENT_ID_PREFIXES: dict[type[Any], str] = {
+    ShellCall: "sh",
+    ShellCallOutput: "sho",
+    LocalShellCall: "lsh",
+    LocalShellCallOutput: "lsho",
+    ApplyPatchCall: "apc",
+    ApplyPatchCallOutput: "apco",
+}
+
 HostedCall = McpCall | CodeInterpreterCall | WebSearchCall | ToolSearchCall
 HostedItem = McpListTools | HostedCall | ToolSearchOutput | McpApprovalRequest | McpApprovalResponse
 HOSTED_ID_PREFIXES: dict[type[Any], str] = {
@@ -343,7 +431,7 @@ def awaits_client(item: "Item") -> bool:
     """Whether the model goes on when the client has answered the item."""
     if isinstance(item, ToolSearchCall):
         return item.execution == "client"
-    return isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest)
+    return isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest | ClientCall)
 
 
 class OtherItem(_Item, frozen=True, tag="holdfast:other"):
@@ -363,6 +451,8 @@ Item = (
     | Compaction
     | SettingsItem
     | HostedItem
+    | ClientCall
+    | ClientOutput
     | OtherItem
 )
 
@@ -381,6 +471,7 @@ ID_PREFIXES: dict[type[Item], str] = {
     AdditionalTools: "at",
     ConfigurationUpdate: "cu",
     **HOSTED_ID_PREFIXES,
+    **CLIENT_ID_PREFIXES,
     OtherItem: "item",
 }
 """Id prefixes of items, without the underscore."""
@@ -444,7 +535,8 @@ def decode_item(payload: str | bytes) -> Item:
     kind = _ITEM_TYPES.get(decode_as(payload, _TypeField).type)
     if kind is not None:
         # A client may have sent a hosted item with other fields than the server's own.
-        with suppress(*((msgspec.ValidationError,) if kind in HOSTED_ID_PREFIXES else ())):
+        foreign = kind in HOSTED_ID_PREFIXES or kind in CLIENT_ID_PREFIXES
+        with suppress(*((msgspec.ValidationError,) if foreign else ())):
             item: Item = decode_as(payload, kind)
             return item
     fields: dict[str, Any] = msgspec.json.decode(payload)

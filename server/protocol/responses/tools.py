@@ -1,6 +1,6 @@
 """Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response. Supported are functions,
-custom tools, namespaces of both, MCP servers, and the search for deferred tools; others are ignored unless
-`tool_choice` names one.
+custom tools, namespaces of both, MCP servers, the search for deferred tools, and shells and patches of the
+client; others are ignored unless `tool_choice` names one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,13 +149,42 @@ class ToolSearchTool(msgspec.Struct, frozen=True, tag_field="type", tag="tool_se
         return TOOL_SEARCH
 
 
-Tool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearchTool
+class _TypedTool(msgspec.Struct, frozen=True, tag_field="type"):
+    """A tool of OpenAI's that the client runs; its name is its type."""
+
+    @property
+    def name(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class LocalEnvironment(msgspec.Struct, frozen=True, tag_field="type", tag="local"):
+    """The client's machine."""
+
+
+class ShellTool(_TypedTool, frozen=True, tag="shell"):
+    environment: LocalEnvironment | None = None
+    allowed_callers: AllowedCallers = UNSET
+
+
+class LocalShellTool(_TypedTool, frozen=True, tag="local_shell"):
+    pass
+
+
+class ApplyPatchTool(_TypedTool, frozen=True, tag="apply_patch"):
+    allowed_callers: AllowedCallers = UNSET
+
+
+ClientTool = ShellTool | LocalShellTool | ApplyPatchTool
+Tool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearchTool | ClientTool
 TOOL_TYPES: dict[str, type[Tool]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
     "mcp": McpTool,
     TOOL_SEARCH: ToolSearchTool,
+    "shell": ShellTool,
+    "local_shell": LocalShellTool,
+    "apply_patch": ApplyPatchTool,
 }
 
 
@@ -181,7 +210,14 @@ class _AllowedTools(msgspec.Struct, frozen=True):
 
 def ignored_types(declared: Iterable[Mapping[str, Any]] | None) -> list[str]:
     """The types of tools that are not served here, sorted, with at most 64 characters of each."""
-    return sorted({element["type"][:64] for element in declared or () if element["type"] not in TOOL_TYPES})
+    return sorted({element["type"][:64] for element in declared or () if not is_served(element)})
+
+
+def is_served(element: Mapping[str, Any]) -> bool:
+    """Whether a declared tool is of a type that is served here; a shell only on the client's machine."""
+    environment = element.get("environment")
+    is_elsewhere = isinstance(environment, dict) and str(environment.get("type")).startswith("container")
+    return element["type"] in TOOL_TYPES and not (element["type"] == "shell" and is_elsewhere)
 
 
 def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
@@ -191,7 +227,7 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
         kind = element.get("type")
         if not isinstance(kind, str):
             raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
-        if kind not in TOOL_TYPES:
+        if not is_served(element):
             continue
         tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
     _refuse_duplicates(tools, path)
@@ -231,7 +267,14 @@ def callable_names(tools: list[Tool]) -> set[str]:
                 names |= {inner.name for inner in tool.tools}
             case McpTool(label):
                 names |= {f"{label}__{inner.name}" for inner in tool.offered}
-            case FunctionTool() | CustomTool() | ToolSearchTool():
+            case (
+                FunctionTool()
+                | CustomTool()
+                | ToolSearchTool()
+                | ShellTool()
+                | LocalShellTool()
+                | ApplyPatchTool()
+            ):
                 names.add(tool.name)
     return names
 
@@ -274,8 +317,8 @@ def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str,
     hosted = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
     if matching := [tool for tool in hosted if (tool.stands_for or {}).get("type") == named.type]:
         return tuple(sorted(callable_names(list(matching))))
-    if named.type == TOOL_SEARCH and TOOL_SEARCH in callable_names(tools):
-        return (TOOL_SEARCH,)
+    if any(tool.name == named.type for tool in tools if isinstance(tool, ToolSearchTool | ClientTool)):
+        return (named.type,)
     if named.type in ("function", "custom") and named.name is None:
         raise missing_parameter(f"{path}.name")
     if named.type not in ("function", "custom") or named.name is None:

@@ -1,0 +1,165 @@
+"""OpenAI's tools that the client runs, `shell`, `local_shell` and `apply_patch`: what the model is told of
+them, its calls as items, and items as the calls and outputs of functions, which templates write. Pure.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from server.generation.call_arguments import parse_object
+from server.model_formats.model_format import PromptTool
+from server.protocol.decode import decode_as
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.items import (
+    CLIENT_ID_PREFIXES,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    ClientCall,
+    ClientOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemStatus,
+    LocalShellAction,
+    LocalShellCall,
+    LocalShellCallOutput,
+    PatchOperation,
+    ShellAction,
+    ShellCall,
+    ShellCallOutput,
+)
+
+_MILLISECONDS = {"type": ["integer", "null"], "description": "Milliseconds after which a command is stopped."}
+_WORDS = {"type": "array", "items": {"type": "string"}}
+CLIENT_TOOLS = {
+    "shell": PromptTool(
+        name="shell",
+        description="Runs commands in a shell, one after the other, and returns what each one wrote.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "commands": {**_WORDS, "description": "Commands as a shell reads them."},
+                "timeout_ms": _MILLISECONDS,
+                "max_output_length": {
+                    "type": ["integer", "null"],
+                    "description": "Characters of output that are returned of each command.",
+                },
+            },
+            "required": ["commands"],
+            "additionalProperties": False,
+        },
+    ),
+    "local_shell": PromptTool(
+        name="local_shell",
+        description="Runs one program on the user's machine and returns what it wrote.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "command": {**_WORDS, "description": 'The program and its arguments: ["bash", "-lc", "ls"].'},
+                "working_directory": {"type": ["string", "null"], "description": "Where it is run."},
+                "timeout_ms": _MILLISECONDS,
+            },
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+    ),
+    "apply_patch": PromptTool(
+        name="apply_patch",
+        description=(
+            "Creates, changes or deletes one file. The diff of a new file is its lines, each after a +. That "
+            "of a change has, for each place, a line @@ with an optional line of the code around it, then "
+            "lines of context after a space, removed ones after a -, and added ones after a +."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+                "path": {
+                    "type": "string",
+                    "description": "The file's path, relative to the project's folder.",
+                },
+                "diff": {"type": "string", "description": "What changes; not for delete_file."},
+            },
+            "required": ["type", "path"],
+            "additionalProperties": False,
+        },
+    ),
+}
+"""The functions that stand for the tools in a prompt, by the tools' types, which are their names."""
+
+
+def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, arguments: str) -> ClientCall:
+    """The item of a call. Arguments that cannot be read leave it incomplete, so that nobody runs them."""
+    fields = parse_object(arguments)
+    if isinstance(command := fields.get("commands"), str):
+        fields["commands"] = [command]
+    if isinstance(command := fields.get("command"), str):
+        fields["command"] = ["bash", "-lc", command]
+    try:
+        match name:
+            case "shell":
+                return ShellCall(item_id, status, call_id, _read(fields, ShellAction), {"type": "local"})
+            case "local_shell":
+                return LocalShellCall(item_id, status, call_id, _read(fields, LocalShellAction))
+        return ApplyPatchCall(item_id, status, call_id, _operation(fields))
+    except (msgspec.ValidationError, DecodeFailure):
+        status = "in_progress" if status == "in_progress" else "incomplete"
+    match name:
+        case "shell":
+            return ShellCall(item_id, status, call_id, ShellAction(commands=[]), {"type": "local"})
+        case "local_shell":
+            return LocalShellCall(item_id, status, call_id, LocalShellAction(command=[]))
+    return ApplyPatchCall(item_id, status, call_id, PatchOperation("update_file", "", ""))
+
+
+def _operation(fields: dict[str, Any]) -> PatchOperation:
+    operation: PatchOperation = _read(fields, PatchOperation)
+    if operation.type != "delete_file" and not isinstance(operation.diff, str):
+        raise msgspec.ValidationError("no diff")
+    return operation
+
+
+def _read(fields: dict[str, Any], kind: type[Any]) -> Any:
+    return decode_as(msgspec.json.encode(fields), kind)
+
+
+def client_prefix(name: str) -> str:
+    """The id prefix of the tool's calls."""
+    return next(prefix for kind, prefix in CLIENT_ID_PREFIXES.items() if _tag(kind) == f"{name}_call")
+
+
+def tool_of(item: ClientCall) -> str:
+    """The type of the tool that is called."""
+    return _tag(type(item)).removesuffix("_call")
+
+
+def _tag(kind: type[Any]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def as_function(item: ClientCall | ClientOutput) -> Iterator[Item]:
+    """A call as that of a function, an output as a function's."""
+    match item:
+        case ShellCall(action=arguments) | LocalShellCall(action=arguments):
+            yield _call(item, arguments)
+        case ApplyPatchCall(operation=arguments):
+            yield _call(item, arguments)
+        case ShellCallOutput(output=results):
+            yield FunctionCallOutput(
+                item.id, "completed", item.call_id, msgspec.json.encode(results).decode()
+            )
+        case LocalShellCallOutput(output=text):
+            yield FunctionCallOutput(item.id, "completed", item.call_id or item.id, text)
+        case ApplyPatchCallOutput(status=status, output=text):
+            yield FunctionCallOutput(item.id, "completed", item.call_id, text or f"The patch has {status}.")
+
+
+def _call(item: ClientCall, arguments: msgspec.Struct) -> FunctionCall:
+    """Without the fields that the model has not set."""
+    said = {
+        name: value
+        for name, value in msgspec.to_builtins(arguments).items()
+        if value not in (None, {}, "exec")
+    }
+    return FunctionCall(item.id, "completed", item.call_id, tool_of(item), msgspec.json.encode(said).decode())
