@@ -3,6 +3,7 @@ them, its calls as items, and items as the calls and outputs of functions, which
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from server.protocol.responses.items import (
     ShellCall,
     ShellCallOutput,
 )
+from server.protocol.responses.tools import ClientTool, ShellTool
 
 _MILLISECONDS = {"type": ["integer", "null"], "description": "Milliseconds after which a command is stopped."}
 _WORDS = {"type": "array", "items": {"type": "string"}}
@@ -87,6 +89,17 @@ CLIENT_TOOLS = {
     ),
 }
 """The functions that stand for the tools in a prompt, by the tools' types, which are their names."""
+
+
+def prompt_tool(tool: ClientTool) -> PromptTool:
+    """The function that stands for a tool in a prompt; a shell's names the skills that the client has."""
+    function = CLIENT_TOOLS[tool.name]
+    environment = tool.environment if isinstance(tool, ShellTool) else None
+    if environment is None or not environment.skills:
+        return function
+    lines = [f"- {skill.name} ({skill.path}): {skill.description}" for skill in environment.skills]
+    skills = ["These skills are there; read SKILL.md in a skill's folder before you use it:", *lines]
+    return replace(function, description="\n".join([function.description or "", *skills]))
 
 
 def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, arguments: str) -> ClientCall:

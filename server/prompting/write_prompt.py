@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
-from server.generation.client_tools import CLIENT_TOOLS
+from server.generation.client_tools import prompt_tool
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
 from server.model_formats.model_format import (
@@ -204,7 +204,7 @@ def _tools(declared: wire.Tool, tools: Sequence[wire.Tool], namespace: str | Non
         case wire.ToolSearchTool():
             return search_tool(declared, tools)
         case wire.ShellTool() | wire.LocalShellTool() | wire.ApplyPatchTool():
-            return [CLIENT_TOOLS[declared.name]]
+            return [prompt_tool(declared)]
         case wire.NamespaceTool(name, inner):
             return [tool for member in inner for tool in _tools(member, tools, name)]
         case wire.McpTool(label):

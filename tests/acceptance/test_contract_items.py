@@ -222,19 +222,13 @@ ITEMS = [
     *(
         Row(kind, "A", kept({"type": kind, "something": {"of": ["its", "own"]}}))
         for kind in (
-            "apply_patch_call",
-            "apply_patch_call_output",
             "code_interpreter_call",
             "computer_call",
             "computer_call_output",
             "file_search_call",
             "image_generation_call",
-            "local_shell_call",
-            "local_shell_call_output",
             "program",
             "program_output",
-            "shell_call",
-            "shell_call_output",
             "tool_search_call",
             "tool_search_output",
             "web_search_call",
@@ -279,15 +273,12 @@ TOOLS = [
     *(
         Row(kind, "A", left_out(kind))
         for kind in (
-            "apply_patch",
             "code_interpreter",
             "computer",
             "computer_use_preview",
             "file_search",
             "image_generation",
-            "local_shell",
             "programmatic_tool_calling",
-            "shell",
             "tool_search",
             "web_search",
             "web_search_2025_08_26",

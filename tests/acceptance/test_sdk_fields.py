@@ -223,7 +223,7 @@ def test_every_field_of_an_mcp_server_has_a_word_about_it(api: Api) -> None:
 
 @pytest.mark.parametrize("kind", sorted(sdk_fields.choices() - {"mcp"}))
 def test_every_form_of_tool_choice_is_taken_or_refused(api: Api, kind: str) -> None:
-    tools = [TOOLS["function"], TOOLS["custom"]]
+    tools = [TOOLS[name] for name in ("function", "custom", "shell", "apply_patch")]
     if verdicts("tool_choice")[kind] == "works":
         assert api.create(tools=tools, tool_choice=CHOICES[kind])["tool_choice"] == CHOICES[kind]
     else:

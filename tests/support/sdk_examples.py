@@ -251,6 +251,75 @@ ITEMS: dict[str, list[Body]] = {
         },
     ],
 }
+_SKILL: Body = {"name": "pdf", "description": "Reads PDFs.", "path": "/skills/pdf"}
+_RAN: list[Body] = [
+    {"stdout": "a.txt", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+    {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+]
+ITEMS["shell_call"] = [
+    {
+        "id": "sh_x",
+        "type": "shell_call",
+        "call_id": "f",
+        "action": {"commands": ["ls"], "timeout_ms": 5, "max_output_length": 10},
+        "environment": {"type": "local", "skills": [_SKILL], "container_id": None},
+        "caller": PROGRAM,
+        "status": "completed",
+    }
+]
+ITEMS["shell_call_output"] = [
+    *ITEMS["shell_call"],
+    {
+        "id": "x",
+        "type": "shell_call_output",
+        "call_id": "f",
+        "output": _RAN,
+        "max_output_length": 10,
+        "caller": PROGRAM,
+        "status": "completed",
+    },
+]
+ITEMS["local_shell_call"] = [
+    {
+        "id": "lsh_x",
+        "type": "local_shell_call",
+        "call_id": "g",
+        "action": {
+            "type": "exec",
+            "command": ["ls"],
+            "env": {"A": "b"},
+            "timeout_ms": 5,
+            "user": "me",
+            "working_directory": "/",
+        },
+        "status": "completed",
+    }
+]
+ITEMS["local_shell_call_output"] = [
+    *ITEMS["local_shell_call"],
+    {"id": "g", "type": "local_shell_call_output", "output": "a.txt", "status": "completed"},
+]
+ITEMS["apply_patch_call"] = [
+    {
+        "id": "apc_x",
+        "type": "apply_patch_call",
+        "call_id": "h",
+        "operation": {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"},
+        "caller": PROGRAM,
+        "status": "completed",
+    }
+]
+ITEMS["apply_patch_call_output"] = [
+    *ITEMS["apply_patch_call"],
+    {
+        "id": "x",
+        "type": "apply_patch_call_output",
+        "call_id": "h",
+        "status": "failed",
+        "output": "No.",
+        "caller": PROGRAM,
+    },
+]
 ITEMS["mcp_approval_request"] = ITEMS["mcp_approval_response"][:1]
 
 PARTS: dict[str, tuple[str, list[Body]]] = {
@@ -283,11 +352,21 @@ TOOLS["namespace"] = {
     "tools": [TOOLS["function"], TOOLS["custom"]],
 }
 
+TOOLS["shell"] = {
+    "type": "shell",
+    "environment": {"type": "local", "skills": [_SKILL]},
+    "allowed_callers": ["direct"],
+}
+TOOLS["local_shell"] = {"type": "local_shell"}
+TOOLS["apply_patch"] = {"type": "apply_patch", "allowed_callers": ["direct"]}
+
 LOOK: Body = {"type": "function", "name": "look"}
 CHOICES: dict[str, object] = {
     **{word: word for word in ("none", "auto", "required")},
     "function": LOOK,
     "custom": {"type": "custom", "name": "speak"},
+    "shell": {"type": "shell"},
+    "apply_patch": {"type": "apply_patch"},
     "allowed_tools": {
         "type": "allowed_tools",
         "mode": "auto",

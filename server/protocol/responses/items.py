@@ -337,6 +337,7 @@ class ShellCall(_Item, frozen=True, tag="shell_call"):
     call_id: str
     action: ShellAction
     environment: dict[str, Any] | None = None
+    caller: Caller | UnsetType = UNSET
 
 
 class ShellOutcome(msgspec.Struct, frozen=True):
@@ -356,6 +357,7 @@ class ShellCallOutput(_Item, frozen=True, tag="shell_call_output"):
     call_id: str
     output: list[ShellOutput]
     max_output_length: int | None = None
+    caller: Caller | UnsetType = UNSET
 
 
 class LocalShellAction(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,6 +394,7 @@ class ApplyPatchCall(_Item, frozen=True, tag="apply_patch_call"):
 
     call_id: str
     operation: PatchOperation
+    caller: Caller | UnsetType = UNSET
 
 
 class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
@@ -399,6 +402,7 @@ class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="a
     call_id: str
     status: Literal["completed", "failed"]
     output: str | None = None
+    caller: Caller | UnsetType = UNSET
 
 
 ClientCall = ShellCall | LocalShellCall | ApplyPatchCall

@@ -157,8 +157,18 @@ class _TypedTool(msgspec.Struct, frozen=True, tag_field="type"):
         return str(self.__struct_config__.tag)
 
 
-class LocalEnvironment(msgspec.Struct, frozen=True, tag_field="type", tag="local"):
+class LocalSkill(msgspec.Struct, frozen=True):
+    """A folder of the client's with instructions, which the model reads when it needs them."""
+
+    name: Annotated[str, Meta(max_length=128)]
+    description: Annotated[str, Meta(max_length=4096)]
+    path: Annotated[str, Meta(max_length=4096)]
+
+
+class LocalEnvironment(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="local"):
     """The client's machine."""
+
+    skills: Annotated[list[LocalSkill], Meta(max_length=200)] | None = None
 
 
 class ShellTool(_TypedTool, frozen=True, tag="shell"):
