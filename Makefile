@@ -15,10 +15,11 @@ TORCH_INDEX ?=
 # Each has a Postgres of its own. Tests of servers wait twice as long as they compute: four workers fill two cores.
 TEST_WORKERS ?= 4
 
-NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
-	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5 oidc-provider@9.13.3
+NODE_CLIENTS := @openai/codex@0.171.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
+	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5 oidc-provider@9.13.3 \
+	opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4 @anthropic-ai/claude-code@2.1.332 @continuedev/cli@1.5.47
 # The name of an environment, and what is installed in it.
-PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm==1.106.2,mcp,websockets \
+PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm[proxy]==1.106.2,mcp,websockets \
 	langchain:langchain-openai==1.7.3,websockets \
 	$(foreach release,1.109.1 2.8.0 3.57.0,openai-$(release):openai==$(release),websockets) \
 	pydantic_ai:pydantic-ai-slim[openai]==2.68.0 instructor:instructor==1.17.0 \
@@ -64,7 +65,7 @@ serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or U
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
 	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-clients: ## install other people's clients into .clients, for tests that are skipped without them
+clients: $(VENV)/installed-dev ## install other people's clients into .clients, and run the blocks of docs/clients.md in them
 	@mkdir -p .clients
 	npm install --prefix .clients --no-audit --no-fund --loglevel=error $(NODE_CLIENTS)
 	@for client in $(PYTHON_CLIENTS); do \
@@ -73,6 +74,7 @@ clients: ## install other people's clients into .clients, for tests that are ski
 		".clients/$${client%%:*}/bin/python" -m pip --disable-pip-version-check --no-input install --quiet $$(tr , ' ' <<< "$${client#*:}") || exit 1; \
 	done
 	@command -v nginx || (cd .clients && apt-get download nginx && dpkg -x nginx_*.deb nginx) || echo "Without nginx: its test is skipped"
+	$(BIN)/python -m pytest -n0 -rs tests/clients/test_clients_page.py
 
 openai-document: ## fetch OpenAI's OpenAPI document into .openai, for tests that hold every body to it
 	@mkdir -p .openai

@@ -18,9 +18,6 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.decode import decode_as
 
-CONTEXT_LENGTH = 32768
-"""Enough for prompts of coding agents."""
-
 
 def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
     """An engine that generates words of the folder's tokenizer, or the configured answers."""
@@ -35,7 +32,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
         ScriptedConfig(
             vocabulary=words,
             stop_id=stop_id,
-            context_length=CONTEXT_LENGTH,
+            context_length=config.scripted_context_length,
             vocab_size=tokenizer.get_vocab_size(),
             spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
             script=default,

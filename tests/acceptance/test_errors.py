@@ -7,7 +7,6 @@ import httpx
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError
 
-from server.process.scripted_model import CONTEXT_LENGTH
 from tests.acceptance.error_object import check_error
 from tests.fix_server import Connect
 from tests.support.server_process import MODEL, ServerProcess
@@ -195,6 +194,8 @@ def test_too_long_input_is_refused_before_anything_is_kept(
 
 
 LONG = "Hello there. " * 10_000
+CONTEXT_LENGTH = 32768
+"""Of the scripted engine."""
 MANY = [10] * CONTEXT_LENGTH
 
 

@@ -42,7 +42,11 @@ def _read(path: Path) -> list[Block]:
     return [Block(path.name, kind, text, shown if tail else None) for _, kind, text, tail, shown in found]
 
 
-BLOCKS = {path.name: _read(path) for path in pages() if path.parent.name != "demo"}
+IN_CLIENTS = "clients.md"
+"""The page whose blocks run in other people's clients, by a test of their own."""
+BLOCKS = {
+    path.name: _read(path) for path in pages() if path.parent.name != "demo" and path.name != IN_CLIENTS
+}
 NOT_RUN: dict[str, str] = {
     "# receiver.py": "it serves until it is stopped, and is run by the tests of webhooks",
     "# city.py": "it serves until it is stopped: the server of these tests has it as a tool server",

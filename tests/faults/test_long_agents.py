@@ -1,4 +1,4 @@
-"""F50: agents of 200 tool calls in contexts that fill, with a server and a Postgres that die on the way."""
+"""F50: agents of 200 tool calls in contexts of 8k tokens, with a server and a Postgres that die meanwhile."""
 
 import json
 import random
@@ -29,15 +29,24 @@ STEPS = 200
 DEATHS = 10
 PATIENCE_S = 60.0
 WORDS = "so it was, and so it stayed, and " * 60
-"""Of each result: all 200 are several contexts."""
+"""Of each result: all 200 are many contexts."""
 TASK = "Walk to the end."
+NUMBERS = range(256)
 STEP: Body = {
     "type": "function",
     "name": "step",
-    "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    "parameters": {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": NUMBERS[0], "maximum": NUMBERS[-1]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+    "strict": True,
 }
-SETTINGS = {"durability": "strict", "scripted_step_seconds": 0.001}
-COMPACTION: Body = {"context_management": [{"type": "compaction", "compact_threshold": 12_000}]}
+STRICT: dict[str, object] = {"durability": "strict"}
+SETTINGS = {**STRICT, "scripted_step_seconds": 0.001, "scripted_context_length": 8192}
+MODEL_SETTINGS = {**STRICT, "engine": "model", "torch_threads": 2, "dtype": "float32"}
+COMPACTION: Body = {"context_management": [{"type": "compaction", "compact_threshold": 3_000}]}
 SUMMARY = "about to be forgotten"
 """Words of the prompt by which the model writes a summary."""
 LIMITS: dict[str, Body] = {"truncated": {}, "compacted": COMPACTION}
@@ -57,10 +66,10 @@ def answers(name: str) -> str:
 class Deaths:
     """Kills the server, or cuts the power of server and Postgres, some milliseconds after chosen steps."""
 
-    def __init__(self, powered: PoweredServer, seed: int) -> None:
+    def __init__(self, powered: PoweredServer, steps: int = STEPS, deaths: int = DEATHS) -> None:
         self._powered = powered
-        self._random = random.Random(seed)
-        self._at = sorted(self._random.sample(range(STEPS), DEATHS))
+        self._random = random.Random(steps)
+        self._at = sorted(self._random.sample(range(steps), deaths))
         self._thread: Thread | None = None
         self.count = 0
 
@@ -88,21 +97,55 @@ class Deaths:
 class Agent:
     """Runs the calls of function `step`, each of which must be the next one."""
 
+    steps, deaths = STEPS, DEATHS
+
     def __init__(self) -> None:
         self.executed: Counter[str] = Counter()
         self.step = 0
 
-    def answer(self, response: Body) -> list[Body]:
-        """The input of the next request; empty if the model has ended."""
+    def begin(self) -> Body:
+        """What the first request has beside what all have."""
+        return {"input": TASK}
+
+    def answer(self, response: Body) -> Body | None:
+        """What the next request changes; None if the model has ended."""
+        outputs = self.run(response)
+        return {"input": outputs} if outputs else None
+
+    def run(self, response: Body) -> list[Body]:
+        """The outputs of its calls."""
         calls = [item for item in response["output"] if item["type"] == "function_call"]
         for call in calls:
-            assert json.loads(call["arguments"]) == {"n": self.step}
+            self.check(json.loads(call["arguments"]))
             self.executed[call["call_id"]] += 1
             self.step += 1
         return [
             {"type": "function_call_output", "call_id": call["call_id"], "output": result(self.step - 1)}
             for call in calls
         ]
+
+    def check(self, arguments: Body) -> None:
+        assert arguments == {"n": self.step}
+
+
+LAST: Body = {"tool_choice": "none", "structured_outputs": {"choice": ["I am there."]}}
+"""What ends a model that says more of itself."""
+
+
+class AgentOfAModel(Agent):
+    """Has the demo model call with each result: of itself it ends, and its numbers are its own."""
+
+    steps, deaths = 60, 5
+
+    def begin(self) -> Body:
+        return {"input": TASK, "tool_choice": {"type": "function", "name": "step"}, "max_output_tokens": 256}
+
+    def answer(self, response: Body) -> Body | None:
+        changes = super().answer(response)
+        return {**changes, **LAST} if changes and self.step == self.steps else changes
+
+    def check(self, arguments: Body) -> None:
+        assert arguments["n"] in NUMBERS
 
 
 Ask = Callable[[Body], Body | None]
@@ -114,22 +157,22 @@ def until_answered(ask: Ask, body: Body) -> Body:
     return eventually(partial(ask, body), within=PATIENCE_S) or {}
 
 
-def walk(powered: PoweredServer, ask: Ask, deaths: Deaths, limits: Body) -> list[Body]:
+def walk(powered: PoweredServer, ask: Ask, deaths: Deaths, limits: Body, agent: Agent) -> list[Body]:
     """The chain's responses, as they are stored."""
-    agent, chain = Agent(), []
-    body: Body = {"model": MODEL, "tools": [STEP], "truncation": "auto", "input": TASK, **limits}
+    chain = []
+    body: Body = {"model": MODEL, "tools": [STEP], "truncation": "auto", **agent.begin(), **limits}
     while True:
         deaths.reached(agent.step)
         response = until_answered(ask, body)
         chain.append(response["id"])
-        if not (outputs := agent.answer(response)):
+        if (changes := agent.answer(response)) is None:
             break
-        body = {**body, "previous_response_id": response["id"], "input": outputs}
+        body = {**body, "previous_response_id": response["id"], **changes}
     deaths.finish()
-    assert agent.step == STEPS
+    assert agent.step == agent.steps
     assert set(agent.executed.values()) == {1}
-    assert len(chain) == STEPS + 1
-    assert deaths.count == DEATHS
+    assert len(chain) == agent.steps + 1
+    assert deaths.count == agent.deaths
     stored = [await_stored(powered, response) for response in chain]
     assert [response["previous_response_id"] for response in stored] == [None, *chain[:-1]]
     return stored
@@ -204,15 +247,23 @@ def over_websocket(powered: PoweredServer) -> Iterator[Ask]:
             connection.close()
 
 
+ENGINES: dict[str, tuple[type[Agent], dict[str, object]]] = {
+    "scripted": (Agent, {**SETTINGS, "scripted_answers": answers("step")}),
+    "model": (AgentOfAModel, MODEL_SETTINGS),
+}
+
+
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("way", [over_http, over_websocket])
+@pytest.mark.parametrize(("kind", "settings"), ENGINES.values(), ids=ENGINES)
 def test_an_agent_that_runs_its_tools_makes_every_call_once(
-    made_dir: Path, way: Way, limits: Body, tally: Tally
+    made_dir: Path, kind: type[Agent], settings: dict[str, object], way: Way, limits: Body, tally: Tally
 ) -> None:
-    with PoweredServer(made_dir, **SETTINGS, scripted_answers=answers("step")) as powered:
-        deaths = Deaths(powered, seed=STEPS)
+    with PoweredServer(made_dir, **settings) as powered:
+        agent = kind()
+        deaths = Deaths(powered, agent.steps, agent.deaths)
         with way(powered) as ask:
-            responses = walk(powered, ask, deaths, limits)
+            responses = walk(powered, ask, deaths, limits, agent)
         assert bool(compactions(responses)) == bool(limits)
         tally["F50", "compactions of an agent's context"] += compactions(responses)
         tally["F50", "deaths of a server under an agent"] += deaths.count
@@ -231,7 +282,7 @@ def test_a_server_that_runs_the_tools_makes_every_call_once(
             "max_hosted_calls": STEPS,
         }
         with PoweredServer(made_dir, **settings, tool_server=f"path={shop.url}") as powered:
-            deaths = Deaths(powered, seed=STEPS)
+            deaths = Deaths(powered)
 
             def arrive() -> None:
                 given.append(int(shop.calls[-1]["arguments"]["q"]))

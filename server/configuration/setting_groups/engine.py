@@ -121,6 +121,9 @@ class EngineSettings:
 class ScriptedEngineSettings:
     """Scripted engine."""
 
+    scripted_context_length: int = setting(
+        32768, "tokens of a prompt and its answer; the default is enough for coding agents", low=1
+    )
     scripted_tokens: int = setting(32, "tokens of each answer of the scripted engine", low=1)
     scripted_step_seconds: float = setting(0.0, "seconds between two tokens of the scripted engine", low=0)
     scripted_fault: str | None = setting(
