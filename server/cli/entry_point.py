@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = {setting.name: getattr(options, setting.name, None) for setting in settings.settings()}
     flags = {name: value for name, value in given.items() if value is not None}
     if (model := getattr(options, "MODEL", None)) is not None:
-        flags["engine_url" if "://" in model else "model"] = model
+        flags["model"] = model
     code = INTERRUPTED
     try:
         code = _run(flags, options)
