@@ -119,8 +119,8 @@ def add_model_argument(command: argparse.ArgumentParser) -> None:
     """The model as a word of its own, as every server of models takes it."""
     command.usage = f"{command.prog} [MODEL] [--SETTING VALUE ...]"
     says = (
-        "a model's folder, or the id of a hub's model (owner/name, owner/name@revision), downloaded where the "
-        "cache lacks it; default: the demo model"
+        "a model's folder, or the id of a hub's model (owner/name, owner/name@revision), downloaded where "
+        "the cache lacks it; default: the demo model"
     )
     command.add_argument("MODEL", nargs="?", help=says)
 

@@ -33,10 +33,10 @@ from server.protocol.responses.tools import (
     ALL_TOOLS,
     INTERNAL_FIELDS,
     TOOL_SEARCH,
-    TOOL_TYPES,
     McpTool,
     Tool,
     callable_names,
+    is_served,
     read_tools,
 )
 
@@ -88,7 +88,7 @@ def discover_tools(
         mcp_element = request_servers.as_mcp_tool(element)
         if mcp_element is None:
             elements.append(element)
-            if servers.refuses_unserved and element["type"] not in TOOL_TYPES:
+            if servers.refuses_unserved and not is_served(element):
                 raise InvalidRequest(
                     f"Tools of type {element['type'][:64]!r} are not served here: leave it out.",
                     param=f"tools[{index}].type",
