@@ -29,7 +29,7 @@ from server.prompting.engine_request import (
     refusal,
 )
 from server.prompting.prompt_images import with_prompt_images
-from server.prompting.prompt_limits import check_functions, check_loading
+from server.prompting.prompt_limits import check_callable, check_functions
 from server.prompting.refused_grammars import refused_tool
 from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, count_prompt, first_turn
@@ -213,7 +213,7 @@ class RunPreparation:
             with naming_tools_of_items(sent, request.tools, resolved_input.new):
                 request, tools, credentials = discover_tools(self.servers, caller, request, items)
                 check_functions(tools, request.tools)
-                check_loading(request.tools or ())
+                check_callable(request.tools or ())
         resolved = ResolvedRequest(
             tenant=caller.tenant,
             request=request,

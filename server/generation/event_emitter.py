@@ -29,13 +29,11 @@ from server.protocol.responses import events as wire
 from server.protocol.responses.events import FIRST_EVENTS, Event, Kind, decode_added, decode_done, event_type
 from server.protocol.responses.items import (
     Compaction,
-    HostedCall,
+    HostedItem,
     Item,
     ItemStatus,
     Logprob,
-    McpListTools,
     Reasoning,
-    ToolSearchOutput,
     awaits_client,
 )
 from server.protocol.responses.response import Echo, Ending, EndStatus, Response, build_response
@@ -169,10 +167,9 @@ class EventEmitter:
         completed = ending.status == "completed"
         events = self._close(self._cut_off_status if completed else "incomplete")
         events += self.tool_calls.finish_arguments() + self.tool_calls.give_up()
-        no_answer = Reasoning | Compaction | McpListTools | HostedCall | ToolSearchOutput
-        lacks_answer = self._answers and all(
-            isinstance(item, no_answer) and not awaits_client(item) for item in self.output
-        )
+        no_answer = Reasoning | Compaction | HostedItem
+        is_answer = [awaits_client(item) or not isinstance(item, no_answer) for item in self.output]
+        lacks_answer = self._answers and not any(is_answer)
         if completed and ending.output_tokens and lacks_answer:
             events += self._open_item(MessageStart())
             events += self._close("completed")

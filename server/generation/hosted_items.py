@@ -139,40 +139,28 @@ def items_for_model(
     tools that a search has found.
     """
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
+    called |= {item.call_id for item in items if isinstance(item, ToolSearchOutput)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
     readable = [item for item in items if not isinstance(item, SettingsItem)]
-    searches = {item.call_id for item in items if isinstance(item, ToolSearchCall)}
-    found = {item.call_id: item for item in items if isinstance(item, ToolSearchOutput)}
-    model_items: list[Item] = []
-    for item in readable:
-        match item:
-            case ToolSearchCall(call_id=name):
-                unanswered = item.execution == "server" and name not in found
-                model_items += _as_search(item, item.arguments, UNFINISHED if unanswered else None)
-            case ToolSearchOutput(call_id=name):
-                model_items += _as_search(item, None if name in searches else {}, describe(item))
-            case _:
-                model_items += _as_model_items(item, called, answers)
-    return model_items
-
-
-def _as_search(
-    item: ToolSearchCall | ToolSearchOutput, arguments: object, output: str | None
-) -> Iterator[Item]:
-    """A search for tools as a function's call, unless `arguments` is None, and its output, if it has one."""
-    call_id = item.call_id or TOOL_SEARCH
-    if arguments is not None:
-        yield FunctionCall(item.id, "completed", call_id, TOOL_SEARCH, _json(arguments))
-    if output is not None:
-        yield FunctionCallOutput(item.id, "completed", call_id, output)
+    return [converted for item in readable for converted in _as_model_items(item, called, answers, describe)]
 
 
 def _as_model_items(
-    item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]
+    item: Item,
+    called: set[str | None],
+    answers: Mapping[str, McpApprovalResponse],
+    describe: Callable[[ToolSearchOutput], str],
 ) -> Iterator[Item]:
     match item:
         case McpListTools() | McpApprovalResponse():
             return
+        case ToolSearchCall():
+            call_id = item.call_id or TOOL_SEARCH
+            yield FunctionCall(item.id, "completed", call_id, TOOL_SEARCH, _json(item.arguments))
+            if item.execution == "server" and item.call_id not in called:
+                yield FunctionCallOutput(item.id, "completed", call_id, UNFINISHED)
+        case ToolSearchOutput():
+            yield FunctionCallOutput(item.id, "completed", item.call_id or TOOL_SEARCH, describe(item))
         case FunctionCallOutput(call_id=None, name=str(name)):
             yield FunctionCall(item.id, "completed", item.id, name, "{}", item.namespace)
             yield msgspec.structs.replace(item, call_id=item.id)

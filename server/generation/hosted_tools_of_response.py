@@ -54,12 +54,12 @@ class HostedTools:
     approved_calls: Sequence[McpApprovalRequest] = ()
     """Calls that the input approves; they are made before the first turn."""
     include_sources: bool = False
-    search: Execution | None = None
-    """Who answers the model's searches for deferred tools; None if it has no such tool."""
     of_client: frozenset[str] = frozenset()
     """The names of OpenAI's tools that the client runs."""
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
+    search: Execution | None = None
+    """Who answers the model's searches for deferred tools; None if it has no such tool."""
 
     @property
     def by_label(self) -> Mapping[str, ListedServer]:
@@ -145,15 +145,9 @@ def hosted_tools_of(
     if search is not None:
         search_only = [ListedTool(TOOL_SEARCH, annotations={"readOnlyHint": True})]
         servers.append(ListedServer(TOOL_SEARCH, search_only, is_new=False))
-    return HostedTools(
-        servers,
-        call_limit(request, server_limit),
-        approved_calls(items),
-        SOURCES in (request.include or ()),
-        search,
-        frozenset(tool.name for tool in tools if isinstance(tool, ClientTool)),
-        tag,
-    )
+    limit, sources = call_limit(request, server_limit), SOURCES in (request.include or ())
+    of_client = frozenset(tool.name for tool in tools if isinstance(tool, ClientTool))
+    return HostedTools(servers, limit, approved_calls(items), sources, of_client, tag, search)
 
 
 def call_limit(request: CreateResponse, server_limit: int | None) -> int | None:

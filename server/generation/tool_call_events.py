@@ -198,14 +198,9 @@ class ToolCallEvents:
 
     def give_up(self) -> list[Event]:
         """The response ends before its pending calls have results: they are incomplete, but for searches."""
-        searches = [index for index in self.pending_calls if isinstance(self._output[index], ToolSearchCall)]
-        events = [
-            self._done(index, "incomplete", ToolResult())
-            for index in self.pending_calls
-            if index not in searches
-        ]
-        self.pending_calls = []
-        return events
+        pending, self.pending_calls = self.pending_calls, []
+        calls = [index for index in pending if not isinstance(self._output[index], ToolSearchCall)]
+        return [self._done(index, "incomplete", ToolResult()) for index in calls]
 
     def restore(self, item: Item) -> bool:
         """Takes an added item from the log; returns False if it is not a hosted tool's."""

@@ -19,6 +19,7 @@ KEY = "key:"
 """Prefix of an API key's id in a list of tenants."""
 FIRST_TENANT = "default"
 """The only tenant that may use a local command unless the operator lists others."""
+_RESERVED = ("functions", "assistant", TOOL_SEARCH)
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -76,11 +77,7 @@ def read_servers(text: str | None) -> dict[str, str]:
     """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
     servers: dict[str, str] = {}
     for entry, label, location in _entries(text):
-        if (
-            not _LABEL.fullmatch(label)
-            or label in ("functions", "assistant", TOOL_SEARCH)
-            or not _is_location(location)
-        ):
+        if not _LABEL.fullmatch(label) or label in _RESERVED or not _is_location(location):
             raise ConfigError(
                 f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
             )

@@ -20,6 +20,7 @@ from server.generation.hosted_tools_of_response import DueCall, PendingToolWork,
 from server.generation.run import Run, RunFacts
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.logs.context import response_fields
+from server.prompting.tool_search import find_tools
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
 from server.protocol.responses.response import CancelReason
@@ -174,11 +175,10 @@ class ToolLoop:
             self._deliver([ToolCallFinished(turns.response, due.index, result)])
 
     def _search(self, turns: TurnBuilder, due: DueCall) -> None:
-        """Answers a search for deferred tools; one beyond the limit of calls finds none."""
+        """Answers a search for deferred tools."""
         result = ToolResult()
         try:
-            if due.within_limit:
-                result = ToolResult(tools=turns.find_tools(due.call.arguments))
+            result = ToolResult(tools=find_tools(turns.resolved.tools, due.call.arguments))
         except Exception:
             fields = response_fields(turns.response, turns.resolved.tenant)
             log.exception("a search for tools of %s broke", fields["response_id"], extra=fields)

@@ -103,30 +103,21 @@ def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, 
             )
 
 
-def check_loading(
-    declared: Sequence[Mapping[str, Any]], path: str = "tools", *, is_searched: bool = False
+def check_callable(
+    declared: Sequence[Mapping[str, Any]], path: str = "tools", *, searched: bool = False
 ) -> None:
-    """Raises InvalidRequest for a tool that the model could never call (for programs alone, or deferred
-    without a search), and for a search by the server with a description or parameters.
-    """
-    is_searched = is_searched or any(tool["type"] == wire.TOOL_SEARCH for tool in declared)
+    """Raises InvalidRequest for a tool that nobody can call: for programs alone, or deferred unsearched."""
+    searched = searched or any(tool["type"] == wire.TOOL_SEARCH for tool in declared)
     for index, tool in enumerate(declared):
-        if tool["type"] not in wire.TOOL_TYPES:
-            continue
-        callers = tool.get("allowed_callers")
-        refused, why = "", ""
-        if callers is not None and "direct" not in callers:
-            refused = "allowed_callers"
-            why = "No programs are run here that could call this tool: add 'direct', or leave it out."
-        elif tool.get("defer_loading") and not is_searched:
-            refused = "defer_loading"
-            why = "A deferred tool is loaded by tool_search: add that tool, or leave defer_loading out."
-        elif tool["type"] == wire.TOOL_SEARCH and tool.get("execution") != "client":
-            refused = next((name for name in ("description", "parameters") if tool.get(name) is not None), "")
-            why = f"The server's own search has its own {refused}: leave it out, or let the client search."
-        if refused:
-            raise InvalidRequest(why, param=f"{path}[{index}].{refused}", code="unsupported_parameter")
-        check_loading(tool.get("tools") or (), f"{path}[{index}].tools", is_searched=is_searched)
+        field, why = "", ""
+        if "direct" not in (tool.get("allowed_callers") or ["direct"]):
+            field, why = "allowed_callers", "No programs are run here: add 'direct', or leave it out."
+        elif tool.get("defer_loading") and not searched:
+            field, why = "defer_loading", "Only tool_search loads a deferred tool: add that, or leave it out."
+        if field and tool["type"] in wire.TOOL_TYPES:
+            raise InvalidRequest(why, param=f"{path}[{index}].{field}", code="unsupported_parameter")
+        if tool["type"] == "namespace":
+            check_callable(tool["tools"], f"{path}[{index}].tools", searched=searched)
 
 
 def _no_arguments(schema: Mapping[str, Any], *, strict: bool) -> str | None:

@@ -7,7 +7,7 @@ stays as it is, and with it all that is cached of the prompt.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import msgspec
 
 from server.generation.call_arguments import parse_object
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
-from server.model_formats.output_grammar.argument_schemas import mapping
 from server.model_formats.tool_names import choice_names, function_schema
 from server.protocol.responses import tools as wire
 from server.protocol.responses.items import Item, ToolSearchOutput
@@ -50,7 +49,9 @@ def find_tools(tools: Sequence[Tool], arguments: str) -> list[dict[str, Any]]:
     one, and one of a name more than one of a description. They are in the order of their declaration.
     """
     asked = _words(" ".join(map(str, parse_object(arguments).values())))
-    texts = {key: [*map(_words, parts)] for key, *parts in _deferred(tools)}
+    texts = {
+        key: (_words(key[1] or ""), _words(group), _words(about)) for key, group, about in _deferred(tools)
+    }
     frequency = Counter(word for words in texts.values() for word in set().union(*words) & asked)
     scores = {
         key: sum(
@@ -58,8 +59,7 @@ def find_tools(tools: Sequence[Tool], arguments: str) -> list[dict[str, Any]]:
             * (NAME_WEIGHT * (word in name) + GROUP_WEIGHT * (word in group) + (word in about))
             for word in frequency
         )
-        for key, (name, group, about, schema) in texts.items()
-        for about in [about | schema]
+        for key, (name, group, about) in texts.items()
     }
     best = max(scores.values(), default=0)
     ranked = sorted((key for key in scores if scores[key] * MARGIN >= best > 0), key=lambda key: -scores[key])
@@ -73,28 +73,18 @@ def _words(text: str) -> set[str]:
     return {word.removesuffix("s") if len(word) > 3 else word for word in words}
 
 
-def _deferred(tools: Sequence[Tool]) -> Iterator[tuple[Key, str, str, str, str]]:
-    """Of each deferred tool the key, the name, the name and description of its namespace or server, its
-    description, and the names of its parameters.
-    """
+def _deferred(tools: Sequence[Tool]) -> Iterator[tuple[Key, str, str]]:
+    """Each deferred tool, the name and description of its namespace or server, and its own description."""
     for tool in tools:
         match tool:
-            case wire.NamespaceTool(name, inner, description):
-                for (_, member), _, _, about, schema in _deferred(inner):
-                    yield (name, member), member or "", f"{name} {description or ''}", about, schema
-            case wire.McpTool(label, defer_loading=True):
-                group = f"{label} {tool.server_description or ''}"
+            case wire.NamespaceTool(label, inner, description):
+                for (_, name), _, about in _deferred(inner):
+                    yield (label, name), f"{label} {description or ''}", about
+            case wire.McpTool(label, server_description=description, defer_loading=True):
                 for listed in tool.offered:
-                    schema = _parameters(listed.input_schema)
-                    yield (label, listed.name), listed.name, group, listed.description or "", schema
-            case wire.FunctionTool(name, description, parameters, defer_loading=True):
-                yield (None, name), name, "", description or "", _parameters(parameters or {})
-            case wire.CustomTool(name, description, defer_loading=True):
-                yield (None, name), name, "", description or "", ""
-
-
-def _parameters(schema: Mapping[str, Any]) -> str:
-    return " ".join(mapping(schema, "properties"))
+                    yield (label, listed.name), f"{label} {description or ''}", listed.description or ""
+            case wire.FunctionTool(defer_loading=True) | wire.CustomTool(defer_loading=True):
+                yield (None, tool.name), "", tool.description or ""
 
 
 def _part(tool: Tool, chosen: set[Key]) -> Tool | None:
@@ -114,9 +104,9 @@ def search_tool(declared: ToolSearchTool, tools: Sequence[Tool]) -> list[PromptT
 
     Of a namespace or a server its own, not its members'. A search by the server with nothing to find is none.
     """
-    searched = {
-        f"- {group or f'{name} {about}'}".strip(): None for _, name, group, about, _ in _deferred(tools)
-    }
+    searched = dict.fromkeys(
+        f"- {group or f'{name} {about}'}".strip() for (_, name), group, about in _deferred(tools)
+    )
     client = declared.execution == "client"
     if not searched and not client:
         return []
@@ -142,7 +132,7 @@ def _loaded(items: Sequence[Item]) -> set[Key]:
 
 
 def _is_in(keys: set[Key], tool: PromptTool) -> bool:
-    return not keys.isdisjoint({(tool.namespace, tool.name), (tool.namespace, None)})
+    return (tool.namespace, tool.name) in keys or (tool.namespace, None) in keys
 
 
 def with_loaded_tools(conversation: PromptConversation, items: Sequence[Item]) -> PromptConversation:

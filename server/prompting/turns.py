@@ -36,7 +36,6 @@ from server.prompting.engine_request import (
 )
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.tool_search import find_tools
 from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, ToolSearchCall, encode_item
@@ -212,10 +211,6 @@ class TurnBuilder:
             return self.credentials[label]
         servers = (tool for tool in self.resolved.tools if isinstance(tool, McpTool))
         return McpCredentials(next((tool.server_url for tool in servers if tool.name == label), None))
-
-    def find_tools(self, arguments: str) -> list[dict[str, object]]:
-        """The deferred tools that the arguments of a search ask for."""
-        return find_tools(self.resolved.tools, arguments)
 
     def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
         """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.

@@ -180,9 +180,7 @@ def make_conversation(
     return PromptConversation(
         items=items,
         instructions=request.instructions,
-        tools=without_labels([tool for declared in tools for tool in _tools(declared, tools)])
-        if tools
-        else (),
+        tools=without_labels([tool for declared in tools for tool in _tools(declared, tools)]),
         tool_choice=msgspec.structs.replace(choice, parallel=request.parallel_tool_calls is not False),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
@@ -222,13 +220,10 @@ def _tools(declared: wire.Tool, tools: Sequence[wire.Tool], namespace: str | Non
                 for listed in declared.offered
             ]
         case wire.CustomTool(name, description, form):
-            deferred = bool(declared.defer_loading)
-            tool = PromptTool(
-                name=name, description=description, kind="custom", namespace=namespace, deferred=deferred
-            )
+            tool = PromptTool(name=name, description=description, kind="custom", namespace=namespace)
             if isinstance(form, wire.GrammarFormat):
                 tool = replace(tool, syntax=form.syntax, definition=form.definition)
-            return [tool]
+            return [replace(tool, deferred=bool(declared.defer_loading))]
         case wire.FunctionTool(name, description, parameters, strict):
             return [
                 PromptTool(

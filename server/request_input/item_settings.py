@@ -42,11 +42,11 @@ def with_item_settings(
     settings = list(_settings(items, seal, tenant))
     if not settings:
         return request
-    tools = _with_found(_with_additional(request.tools or (), settings), settings)
+    tools = _with_tools_of_items(request.tools or (), settings)
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
-            f"The request and its conversation, with additional_tools and what searches have loaded, have "
-            f"{len(tools)} tools; at most {MAX_TOOLS} are offered.",
+            f"The request, with the additional and the found tools of its conversation, has {len(tools)} "
+            f"tools; at most {MAX_TOOLS} are offered.",
             param="tools",
             code="array_above_max_length",
         )
@@ -86,10 +86,9 @@ def _path_of_tool(tool: dict[str, Any], request: CreateResponse, new: Sequence[I
     sent = request.input if isinstance(request.input, list) else []
     before = max(len(new) - sum(element.get("type") != "compaction_trigger" for element in sent), 0)
     for index, item in enumerate(new[before:]):
-        for number, added in enumerate(
-            item.tools if isinstance(item, AdditionalTools | ToolSearchOutput) else ()
-        ):
-            if added is tool or (isinstance(item, ToolSearchOutput) and _loaded(added) == tool):
+        added_tools = item.tools if isinstance(item, AdditionalTools | ToolSearchOutput) else ()
+        for number, added in enumerate(added_tools):
+            if added is tool or _loaded(added) == tool:
                 return f"input[{index}].tools[{number}]"
     return None
 
@@ -102,37 +101,29 @@ def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[Item]:
             yield from _settings(unseal_context(item, seal, tenant) or (), seal, tenant)
 
 
-def _with_additional(declared: Sequence[dict[str, Any]], settings: Sequence[Item]) -> list[dict[str, Any]]:
-    names = {declared_name(tool) for tool in declared}
-    added: list[dict[str, Any]] = []
-    for item in reversed(settings):
-        if isinstance(item, AdditionalTools):
-            new = [tool for tool in item.tools if declared_name(tool) not in names]
-            names |= {declared_name(tool) for tool in new}
-            added = [*new, *added]
-    return [*declared, *added]
-
-
-def _with_found(declared: Sequence[dict[str, Any]], settings: Sequence[Item]) -> list[dict[str, Any]]:
-    """The tools and those that searches have found, of which a newer one replaces an older one of its name.
-
-    An MCP server is taken from a client's search alone, as an item of the server's has no full declaration.
+def _with_tools_of_items(
+    declared: Sequence[dict[str, Any]], settings: Sequence[Item]
+) -> list[dict[str, Any]]:
+    """The request's tools and those that items have; a namespace has the members of all searches. An MCP
+    server is declared by a client's item alone, as the server's own have no secrets and not the whole URL.
     """
     tools = [*declared]
-    places = {declared_name(tool): index for index, tool in enumerate(declared)}
-    searches = [item for item in settings if isinstance(item, ToolSearchOutput)]
-    for item in reversed(searches):
-        for tool in item.tools:
-            if tool["type"] == "mcp" and item.execution == "server":
+    places = {declared_name(tool): place for place, tool in enumerate(declared)}
+    for item in settings:
+        for tool in item.tools if isinstance(item, AdditionalTools | ToolSearchOutput) else ():
+            if isinstance(item, ToolSearchOutput) and item.execution == "server" and tool["type"] == "mcp":
                 continue
+            added = _loaded(tool) if isinstance(item, ToolSearchOutput) else tool
             place = places.setdefault(declared_name(tool), len(tools))
+            own = place < len(declared)
             if place == len(tools):
-                tools.append(_loaded(tool))
-            elif tools[place]["type"] == tool["type"] == "namespace":
-                members = tools[place]["tools"]
-                names = {member["name"] for member in members}
-                new = [_loaded(member) for member in tool["tools"] if member["name"] not in names]
-                tools[place] = {**tools[place], "tools": [*members, *new]}
+                tools.append(added)
+            elif added is not tool and tools[place]["type"] == tool["type"] == "namespace":
+                known, found = tools[place]["tools"], added["tools"]
+                members = {one["name"]: one for one in ([*found, *known] if own else [*known, *found])}
+                tools[place] = {**tools[place], "tools": [*members.values()]}
+            elif not own:
+                tools[place] = added
     return tools
 
 

@@ -196,6 +196,19 @@ def is_heard_unasked(api: Api) -> None:
     api.refused({"input": [{"type": "function_call_output", "output": "x"}, USER]}, "input[0].call_id")
 
 
+SEARCH: Body = {
+    "type": "tool_search_call",
+    "call_id": "call_s",
+    "execution": "client",
+    "arguments": {"query": "see"},
+}
+FOUND: Body = {
+    "type": "tool_search_output",
+    "call_id": "call_s",
+    "execution": "client",
+    "tools": [{**TOLD_FUNCTION, "name": "see"}],
+}
+CLIENT_SEARCH: Body = {"type": "tool_search", "execution": "client", "description": None, "parameters": None}
 ITEMS = [
     Row("message", "M", kept(*(message(role, TEXT) for role in ("user", "system", "developer")))),
     Row("message easy", "M", in_prompt("Easy.", input=[{"role": "user", "content": "Easy."}])),
@@ -229,10 +242,14 @@ ITEMS = [
             "image_generation_call",
             "program",
             "program_output",
-            "tool_search_call",
-            "tool_search_output",
             "web_search_call",
         )
+    ),
+    Row("tool_search_call", "M", kept(SEARCH, FOUND)),
+    Row(
+        "tool_search_output",
+        "M",
+        in_prompt('"name": "see"', input=[USER, SEARCH, FOUND], tools=[CLIENT_SEARCH]),
     ),
     Row("unknown item", "R", refused("input[0].type", input=[{"type": "telepathy"}])),
     Row("unmatched output", "R", refused("input", input=[OUTPUT])),
@@ -256,16 +273,6 @@ NAMED: Body = {"type": "function", "name": "look"}
 GROUP: Body = {"type": "namespace", "name": "all", "description": "All.", "tools": [FUNCTION]}
 
 
-def is_not_offered(api: Api) -> None:
-    """A function that programs alone may call: it is repeated, and the model does not hear of it."""
-    shut: Body = {**TOLD_FUNCTION, "allowed_callers": ["programmatic"]}
-    told([shut], tools=[shut])(api)
-    assert "look" not in api.prompt(tools=[shut])
-    assert "look" not in api.prompt(tools=[{**GROUP, "tools": [shut, {**FUNCTION, "name": "see"}]}])
-    for choice in ("required", NAMED):
-        api.refused({"tools": [shut], "tool_choice": choice}, "tool_choice")
-
-
 TOOLS = [
     Row("function", "M", told([TOLD_FUNCTION], tools=[FUNCTION])),
     Row("custom", "M", told([CUSTOM], tools=[CUSTOM])),
@@ -279,7 +286,6 @@ TOOLS = [
             "file_search",
             "image_generation",
             "programmatic_tool_calling",
-            "tool_search",
             "web_search",
             "web_search_2025_08_26",
             "web_search_preview",
@@ -290,7 +296,12 @@ TOOLS = [
     Row("choice function", "M", chosen(NAMED)),
     Row("choice custom", "M", chosen({"type": "custom", "name": "speak"})),
     Row("choice allowed_tools", "M", chosen({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]})),
-    Row("function programmatic", "A", is_not_offered),
+    Row("tool_search", "M", told(tools=[TOLD_FUNCTION, CLIENT_SEARCH])),
+    Row(
+        "function programmatic",
+        "R",
+        refused("tools[0].allowed_callers", tools=[{**FUNCTION, "allowed_callers": ["programmatic"]}]),
+    ),
     Row("defer_loading", "R", refused("tools[0].defer_loading", tools=[{**FUNCTION, "defer_loading": True}])),
     Row(
         "defer_loading namespace",

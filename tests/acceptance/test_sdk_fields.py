@@ -218,8 +218,7 @@ def test_every_field_of_a_tool_is_repeated_or_refused_by_its_name(api: Api, kind
 def test_every_field_of_an_mcp_server_has_a_word_about_it(api: Api) -> None:
     """Whose tools need a server; here its declaration is decoded, and refused for what it names."""
     for name in named("tool mcp", "refused"):
-        value = True if name == "defer_loading" else "x"
-        api.refused({"tools": [{"type": "mcp", "server_label": "s", name: value}]}, f"tools[0].{name}")
+        api.refused({"tools": [{"type": "mcp", "server_label": "s", name: "x"}]}, f"tools[0].{name}")
 
 
 @pytest.mark.parametrize("kind", sorted(sdk_fields.choices() - {"mcp"}))

@@ -83,13 +83,17 @@ def client(server: ServerProcess) -> Iterator[OpenAI]:
 
 
 def ask(client: OpenAI, given: Any = "Where is my order?", **more: Any) -> Response:
-    told = client.responses.create(**{"model": MODEL, "input": given, "tools": TOOLS, **more})
+    told: Response = client.responses.create(**{"model": MODEL, "input": given, "tools": TOOLS, **more})
     check_response(told.model_dump_json(exclude_unset=True))
     return told
 
 
 def kinds(told: Response) -> list[str]:
     return [item.type for item in told.output]
+
+
+def plain(told: Response) -> list[Body]:
+    return [item.to_dict() for item in told.output]
 
 
 def output_of(call: Any, output: str = SENT) -> Body:
@@ -111,7 +115,7 @@ def test_server_finds_the_tool_and_the_model_calls_it_in_the_same_response(clien
         "completed",
         ["tool_search_call", "tool_search_output", "function_call"],
     )
-    search, found, call = (item.to_dict() for item in told.output)
+    search, found, call = plain(told)
     assert search["arguments"] == {"query": "list the orders of a customer"}
     assert (search["execution"], found["execution"]) == ("server", "server")
     assert search["call_id"] == found["call_id"]
@@ -174,7 +178,7 @@ def test_mcp_tool_is_found_called_and_answered_in_one_response(client: OpenAI, s
     ]
     assert told.output_text == "It is a cat."
     assert [call["arguments"] for call in shop.calls[made:]] == [{"page": 1}]
-    (found,) = told.output[2].to_dict()["tools"]
+    (found,) = plain(told)[2]["tools"]
     assert (found["server_label"], found["allowed_tools"]) == ("shop", ["add"])
 
 
@@ -252,8 +256,8 @@ def test_response_goes_on_after_a_kill_around_its_search(
         told: Body = httpx.get(f"{server.api}/responses/{response}").json()
         return told if told["status"] in ("completed", "failed", "incomplete") else {}
 
-    def plain(told: Body) -> Body:
-        return json.loads(json.dumps(told["output"]).replace(told["id"].partition("_")[2], "ID"))
+    def unnamed(told: Body) -> str:
+        return json.dumps(told["output"]).replace(told["id"].partition("_")[2], "ID")
 
     uncut = eventually(partial(ended, begun()), within=60)
     for name, is_moment in MOMENTS.items():
@@ -267,7 +271,7 @@ def test_response_goes_on_after_a_kill_around_its_search(
             server.kill()
         server.start()
         told = eventually(partial(ended, cut), within=60)
-        assert (told["status"], plain(told)) == ("completed", plain(uncut)), name
+        assert (told["status"], unnamed(told)) == ("completed", unnamed(uncut)), name
         assert told["usage"]["output_tokens"] == uncut["usage"]["output_tokens"], name
         with replay(server.url, cut) as again:
             frames = parse(again.read())
@@ -330,8 +334,6 @@ def test_tools_of_a_clients_search_may_be_an_mcp_server(client: OpenAI) -> None:
         ("tools[0].tools[0].defer_loading", {"tools": [CRM]}),
         ("tools[0].defer_loading", {"tools": [PAGES]}),
         ("tools[0].allowed_callers", {"tools": [{**LOOK, "allowed_callers": ["programmatic"]}]}),
-        ("tools[0].description", {"tools": [{"type": "tool_search", "description": "Mine."}, CRM]}),
-        ("tools[0].parameters", {"tools": [{"type": "tool_search", "parameters": {}}, CRM]}),
         ("tools[0].execution", {"tools": [{"type": "tool_search", "execution": "nobody"}]}),
         ("tools", {"tools": [SEARCH, SEARCH, CRM]}),
         ("tool_choice", {"tool_choice": {"type": "function", "name": "list_orders"}}),
@@ -362,6 +364,40 @@ def test_tool_of_both_callers_and_with_an_output_schema_is_called_and_repeated(c
     told = ask(client, tools=[tool], tool_choice="required")
     assert told.output[-1].type == "function_call"
     assert told.tools[0].to_dict() == tool
+
+
+def test_members_that_two_searches_of_the_client_find_in_a_namespace_are_both_loaded(
+    server: ServerProcess,
+) -> None:
+    given: list[Body] = []
+    for name, tool in (("call_a", ORDERS), ("call_b", PROFILE)):
+        given.append({"type": "tool_search_call", "call_id": name, "arguments": {}})
+        given.append({"type": "tool_search_output", "call_id": name, "tools": [{**CRM, "tools": [tool]}]})
+    prompt = prompt_of(server, input=given, tools=[CLIENT_SEARCH])
+    lists, _, results = prompt.partition("</tools>")
+    assert "crm__" not in lists
+    assert [
+        name for name in ("crm__list_orders", "crm__get_profile") if f'"name": "{name}"' not in results
+    ] == []
+    assert "crm__get_profile(person: string)" in prompt_of(server, input=given, tools=[])
+
+
+def test_search_that_is_cut_off_is_incomplete_and_the_next_request_goes_on(client: OpenAI) -> None:
+    told = ask(client, max_output_tokens=20)
+    assert (told.status, kinds(told)) == ("incomplete", ["tool_search_call"])
+    assert told.output[0].to_dict()["status"] == "incomplete"
+    answer = ask(client, "Sing!", previous_response_id=told.id)
+    assert answer.status == "completed"
+
+
+def test_found_tool_whose_schema_cannot_be_enforced_fails_the_response(client: OpenAI) -> None:
+    wrong = {
+        **ORDERS,
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"customer": {"$ref": "#/x"}}},
+    }
+    told = ask(client, tools=[{**CRM, "tools": [wrong]}, SEARCH])
+    assert (told.status, told.error is not None) == ("failed", True)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

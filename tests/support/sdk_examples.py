@@ -162,6 +162,20 @@ LISTED: Body = {
     "input_schema": NOTHING,
     "annotations": {"readOnlyHint": True},
 }
+SEARCH: Body = {
+    "id": "tsc_x",
+    "type": "tool_search_call",
+    "arguments": {"query": "look"},
+    "call_id": "call_x",
+    "execution": "client",
+    "status": "completed",
+}
+FOUND: Body = {
+    **{name: SEARCH[name] for name in ("call_id", "execution", "status")},
+    "id": "tso_x",
+    "type": "tool_search_output",
+    "tools": [{**FUNCTION, "strict": False, "description": None}],
+}
 ITEMS: dict[str, list[Body]] = {
     "message": [
         {"type": "message", "role": "user", "content": "Hi", "status": "completed"},
@@ -209,6 +223,8 @@ ITEMS: dict[str, list[Body]] = {
             "tools": [{**FUNCTION, "strict": False, "description": None}],
         }
     ],
+    "tool_search_call": [SEARCH, FOUND],
+    "tool_search_output": [SEARCH, FOUND],
     "configuration_update": [
         {"id": "cu_x", "type": "configuration_update", "reasoning": {"effort": "high"}},
         {"type": "configuration_update", "text": {"format": {"type": "json_schema", **SCHEMA}}},
@@ -344,6 +360,12 @@ MORE: Body = {"allowed_callers": ["direct", "programmatic"], "async": False, "de
 TOOLS: dict[str, Body] = {
     "function": {**FUNCTION, "strict": True, "description": "x", "output_schema": NOTHING, **MORE},
     "custom": {"type": "custom", "name": "speak", "description": "x", "format": GRAMMAR, **MORE},
+}
+TOOLS["tool_search"] = {
+    "type": "tool_search",
+    "description": "x",
+    "execution": "client",
+    "parameters": NOTHING,
 }
 TOOLS["namespace"] = {
     "type": "namespace",

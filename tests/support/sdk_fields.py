@@ -25,6 +25,7 @@ from openai.types.responses import (
     response_input_param,
     response_retrieve_params,
     response_stream_event,
+    response_tool_search_output_item_param_param,
     responses_client_event_param,
     tool_param,
 )
@@ -108,6 +109,7 @@ _BY_TYPE = (
     *(ITEMS, TOOLS, CHOICES, PARTS),
     response_input_param.ResponseInputParam,
     input_token_count_params.ToolChoice,
+    response_tool_search_output_item_param_param.Tool,
     responses_client_event_param.ResponseCreateToolChoice,
 )
 OWN_SECTIONS = {kind for union in _BY_TYPE for kind in dicts_in(union)}

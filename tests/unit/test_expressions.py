@@ -42,6 +42,7 @@ REACH = {
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
+    "server/prompting/tool_search.py:_WORD": 2**20,  # the tools of a request
     "server/admission/request_validation.py:_FIRST_NAME": SHORT,  # a path in a body
     "server/admission/request_validation.py:_INDEXED": SHORT,
     "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,

@@ -168,6 +168,25 @@ class _Compaction(_Item, kw_only=True):
     encrypted_content: Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
 
 
+class _AdditionalTools(msgspec.Struct, kw_only=True):
+    id: str | None = None
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
+    role: Literal["developer"] = "developer"
+
+
+class _ToolSearch(_Item, kw_only=True):
+    call_id: str | None = None
+    execution: Execution = "client"
+
+
+class _ToolSearchCall(_ToolSearch, kw_only=True):
+    arguments: Any
+
+
+class _ToolSearchOutput(_ToolSearch, kw_only=True):
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
+
+
 class _Reference(msgspec.Struct, kw_only=True):
     id: str
 
@@ -227,12 +246,13 @@ def has_lasting_id(item: Item) -> bool:
 def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
     """The reader of items with the fields of `shape`; null ones become absent. MCP items keep their id."""
     is_mcp = kind in HOSTED_ID_PREFIXES
-    tells_status = issubclass(shape, (_Call, _Output, _McpCall))
+    has_tools = kind in (AdditionalTools, ToolSearchOutput)
+    tells_status = issubclass(shape, (_Call, _Output, _McpCall, _ToolSearch))
     names = shape.__struct_fields__
     listed = next((name for name in ("content", "output") if name in names and kind is not Reasoning), None)
 
     def read(element: dict[str, Any], path: str) -> Item:
-        if is_mcp:
+        if is_mcp or has_tools:
             refuse_deep(element, path)
         params = convert(element, shape, path)
         fields = {name: value for name in names if (value := getattr(params, name)) is not None}
@@ -242,6 +262,8 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
             fields.setdefault("call_id", None)
         if "status" in names and not (tells_status and fields.get("status")):
             fields["status"] = "completed"
+        if has_tools:
+            fields["tools"] = _tools_of_item(fields["tools"], path)
         if listed is not None:
             value = fields.get(listed)
             if isinstance(value, list):
@@ -251,6 +273,26 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
         return kind(**fields)
 
     return TypeReader(shape, read)
+
+
+def _tools_of_item(declared: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
+    supported = {tool.name: tool for tool in read_tools(declared, f"{path}.tools")}
+    tools = []
+    for index, tool in enumerate(declared):
+        if tool["type"] not in TOOL_TYPES:
+            tools.append(tool)
+            continue
+        read = supported[declared_name(tool)]
+        if isinstance(read, McpTool) and (secret := read.secret_field):
+            raise DecodeFailure(
+                "Headers and queries for an MCP server are never stored, and this item is: declare the "
+                "server among the request's tools.",
+                f"{path}.tools[{index}].{secret}",
+                "unsupported_parameter",
+            )
+        tools.append(declaration(read))
+    return tools
 
 
 _OUTPUT_READER = _item_reader(_FunctionOutput, FunctionCallOutput)
@@ -277,11 +319,6 @@ def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
-class _AdditionalTools(msgspec.Struct, kw_only=True):
-    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
-    role: Literal["developer"] = "developer"
-
-
 class _UpdatedFormat(TextFormat, frozen=True):
     type: Literal["text", "json_schema"]
 
@@ -293,54 +330,6 @@ class _UpdatedText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class _ConfigurationUpdate(msgspec.Struct, kw_only=True):
     reasoning: ReasoningUpdate | None = None
     text: _UpdatedText | None = None
-
-
-def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
-    refuse_deep(element, path)
-    param: _AdditionalTools = convert(element, _AdditionalTools, path)
-    return AdditionalTools("", _tools_of_item(param.tools, path))
-
-
-def _tools_of_item(declared: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """The tools with all of their fields, so that they are given back as OpenAI's types have them."""
-    supported = {tool.name: tool for tool in read_tools(declared, f"{path}.tools")}
-    tools = []
-    for index, tool in enumerate(declared):
-        if tool["type"] not in TOOL_TYPES:
-            tools.append(tool)
-            continue
-        read = supported[declared_name(tool)]
-        if isinstance(read, McpTool) and (secret := read.secret_field):
-            raise DecodeFailure(
-                "Headers and queries for an MCP server are never stored, and this item is: declare the "
-                "server among the request's tools.",
-                f"{path}.tools[{index}].{secret}",
-                "unsupported_parameter",
-            )
-        tools.append(declaration(read))
-    return tools
-
-
-class _ToolSearchCall(_Item, kw_only=True):
-    arguments: Any
-    call_id: str | None = None
-    execution: Execution = "client"
-
-
-class _ToolSearchOutput(_Item, kw_only=True):
-    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)]
-    call_id: str | None = None
-    execution: Execution = "client"
-
-
-def _read_tool_search(element: dict[str, Any], path: str) -> ToolSearchCall | ToolSearchOutput:
-    refuse_deep(element, path)
-    if element["type"] == "tool_search_call":
-        call: _ToolSearchCall = convert(element, _ToolSearchCall, path)
-        return ToolSearchCall("", call.status or "completed", call.arguments, call.execution, call.call_id)
-    output: _ToolSearchOutput = convert(element, _ToolSearchOutput, path)
-    tools = _tools_of_item(output.tools, path)
-    return ToolSearchOutput("", output.status or "completed", tools, output.execution, output.call_id)
 
 
 def _read_configuration_update(element: dict[str, Any], path: str) -> ConfigurationUpdate:
@@ -396,11 +385,11 @@ ITEM_READERS: dict[str, TypeReader] = {
     "item_reference": TypeReader(
         _Reference, lambda element, path: ItemReference(convert(element, _Reference, path).id, path)
     ),
-    "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
+    "additional_tools": _item_reader(_AdditionalTools, AdditionalTools),
     "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
     **{name: TypeReader(kind, _read_client_item) for name, kind in _CLIENT_ITEMS.items()},
-    "tool_search_call": TypeReader(_ToolSearchCall, _read_tool_search),
-    "tool_search_output": TypeReader(_ToolSearchOutput, _read_tool_search),
+    "tool_search_call": _item_reader(_ToolSearchCall, ToolSearchCall),
+    "tool_search_output": _item_reader(_ToolSearchOutput, ToolSearchOutput),
 }
 """By `type`, which is optional for messages."""
 
