@@ -179,10 +179,8 @@ def _as_model_items(
             yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
-        case _ if isinstance(item, ClientCall | ClientOutput):
-            yield from as_function(item)
         case _:
-            yield item
+            yield from as_function(item) if isinstance(item, ClientCall | ClientOutput) else (item,)
 
 
 def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:

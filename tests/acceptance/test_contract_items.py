@@ -319,8 +319,11 @@ TOOLS = [
     Row("choice unknown", "R", refused("tool_choice", tools=[FUNCTION], tool_choice={"type": "telepathy"})),
 ]
 
-ELSEWHERE = {"mcp", "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"} | {
-    "compaction_trigger"
+ELSEWHERE = {
+    *("mcp", "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    *("shell", "shell_call", "shell_call_output", "local_shell", "local_shell_call"),
+    *("local_shell_call_output", "apply_patch", "apply_patch_call", "apply_patch_call_output"),
+    "compaction_trigger",
 }
 """What has test files of its own."""
 
