@@ -113,9 +113,14 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
-    """The newest calls with their outputs, the server's own included, from which the model continues."""
-    chosen = _first_within(served, _answered_calls(items[::-1]), max_tokens)
+def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int, max_alone: int) -> list[Item]:
+    """The newest calls with their outputs, the server's own included, from which the model continues.
+
+    If the newest one is longer than `max_tokens`, it is retained alone, up to `max_alone`: the model has not
+    read it, and would make the call again.
+    """
+    groups = list(_answered_calls(items[::-1]))
+    chosen = _first_within(served, groups, max_tokens) or _first_within(served, groups[:1], max_alone)
     return [item for item in items if id(item) in chosen]
 
 

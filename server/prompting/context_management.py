@@ -37,7 +37,7 @@ DEFAULT_SHARE = 0.75
 """The threshold, as a share of the model's context, where a request gives none."""
 LOOP_SHARE = 4
 """Between turns, retained messages and results have 1/4 of the threshold each, so that beside a summary some
-turns fit in before the next compaction."""
+turns fit in before the next compaction. A newest result that is longer has half of it."""
 
 
 def prepare_with_compaction(
@@ -129,7 +129,7 @@ class _Compaction:
                 *settings_items(items),
                 *retained_messages(served, items, limit),
                 *(item for item in items[start : start + 1] if isinstance(item, Message)),
-                *newest_results(served, items[start:], limit),
+                *newest_results(served, items[start:], limit, context // RETAINED_SHARE),
                 *pending_calls(items),
             ]
         retained_ids = {item.id for item in retained}

@@ -24,10 +24,14 @@ THOUGHT = f"<think>{SAID * 40}</think>"
 SUMMED = "Two pages tell of a cat."
 STEPS = 12
 WALK = [tool_call("shop__add", step=step) for step in range(STEPS)]
+STAGES = 6
+DRIVE = [tool_call("shop__add", stage=stage) for stage in range(STAGES)]
 ANSWERS = [
     ("Now write the summary.", SUMMED),
     *reversed([(f"At step {step:02}.", call) for step, call in enumerate([*WALK[1:], "I am there."])]),
     ("Walk.", WALK[0]),
+    *reversed([(f"At stage {stage}.", call) for stage, call in enumerate([*DRIVE[1:], "I arrived."])]),
+    ("Drive.", DRIVE[0]),
     ("So which cat?", "Ginger, as I said."),
     (SUMMED, "It is ginger."),
     ("The cat is ginger.", tool_call("shop__add", page=3)),
@@ -40,6 +44,7 @@ RESULTS = {
     '{"page": 1}': f"The cat is small. {SAID * 30}",
     '{"page": 2}': f"The cat is ginger. {SAID * 30}",
     '{"q": "2"}': "2",
+    **{json.dumps({"stage": stage}): f"At stage {stage}. {SAID * 13}" for stage in range(STAGES)},
     **{json.dumps({"step": step}): f"At step {step:02}. {SAID * 4}" for step in range(STEPS)},
 }
 TOOL = {"type": "mcp", "server_label": "shop", "require_approval": "never"}
@@ -147,6 +152,16 @@ def test_long_loop_is_compacted_again_and_again(server: ServerProcess, shop: Fak
     places = [place for place, kind in enumerate(kinds(told)) if kind == "compaction"]
     assert len(places) > 1
     assert min(after - before for before, after in itertools.pairwise(places)) > 2
+
+
+def test_newest_result_stays_although_few_results_fit_beside_a_summary(
+    server: ServerProcess, shop: FakeMcp
+) -> None:
+    before = len(shop.calls)
+    told = post(server, {**LOOP, "input": "Drive."})
+    assert told["output"][-1]["content"][0]["text"] == "I arrived."
+    assert kinds(told).count("compaction") >= 2
+    assert [call["arguments"]["stage"] for call in shop.calls[before:]] == list(range(STAGES))
 
 
 def test_truncation_may_be_asked_for_beside_it(server: ServerProcess) -> None:

@@ -71,7 +71,14 @@ def test_calls_of_the_servers_own_are_among_the_newest_results() -> None:
     served: Any = SimpleNamespace(model_format=_Format())
     calls = [McpCall(f"mcp_{n}", "completed", "city", "find", "{}", output="a" * 50) for n in range(4)]
     # A call has 2 tokens, its output 50, and each of both 5 around it.
-    assert newest_results(served, [*TALK, *calls], 130) == calls[2:]
+    assert newest_results(served, [*TALK, *calls], 130, 130) == calls[2:]
+
+
+def test_newest_result_that_is_long_stays_alone() -> None:
+    served: Any = SimpleNamespace(model_format=_Format())
+    calls = [McpCall(f"mcp_{n}", "completed", "city", "find", "{}", output="a" * 50) for n in range(4)]
+    assert newest_results(served, calls, 60, 130) == calls[3:]
+    assert newest_results(served, calls, 60, 60) == []
 
 
 def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
