@@ -6,7 +6,8 @@ since which it can still be emitted as text.
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
@@ -15,6 +16,8 @@ T = TypeVar("T")
 Reader = Generator[None, None, T]
 """A generator that yields when it needs more text and returns its result."""
 TextSink = Callable[[str], None]
+
+_Kind = Literal["answer", "reasoning"]
 
 MAX_BUFFERED = 4096
 """Characters buffered while a tool call is possible but not certain; beyond that they are text."""
@@ -44,6 +47,11 @@ class StopTexts:
         """The index of an incomplete match at the end of the text; the text's length without one."""
         match = self.search_beginning(text, max(start, len(text) - self.longest + 1))
         return match.start() if match else len(text)
+
+
+@lru_cache(maxsize=256)
+def stop_at(text: str) -> StopTexts:
+    return StopTexts([text])
 
 
 class Scanner:
@@ -83,14 +91,10 @@ class Scanner:
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
-        if self._mark is None and self._at == len(self._text):
-            self._before += self._at
-            self._text, self._at = text, 0
-        else:
-            dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
-            self._text = self._text[dropped:] + text
-            self._before += dropped
-            self._at -= dropped
+        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+        self._text = self._text[dropped:] + text
+        self._before += dropped
+        self._at -= dropped
         return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
@@ -173,13 +177,7 @@ class Scanner:
 
     @property
     def read_since_mark(self) -> int:
-        """Characters read since the mark."""
         return 0 if self._mark is None else self.offset - self._mark
-
-    @property
-    def overlong(self) -> bool:
-        """Whether more than `MAX_BUFFERED` characters were read since the mark."""
-        return self.read_since_mark > MAX_BUFFERED
 
     def unmark(self) -> str:
         """Removes the mark; returns the text read since."""
@@ -209,7 +207,8 @@ class Scanner:
 
     def skip_space(self) -> Reader[None]:
         while True:
-            self._at = _end_of(SPACE, self._text, self._at)
+            if space := SPACE.match(self._text, self._at):
+                self._at = space.end()
             if self._at < len(self._text) or self.ended:
                 return
             yield
@@ -297,34 +296,20 @@ class Scanner:
         return text
 
 
-def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
-    return match.end() if match else start
-
-
-def bounded(scanner: Scanner, reader: Reader[None]) -> Iterator[None]:
-    """Runs the reader until it returns, or closes it once more than `MAX_BUFFERED` is buffered."""
-    for _ in reader:
-        if scanner.overlong:
-            reader.close()
-            return
-        yield
-
-
 class TextEmitter:
     """Appends the scanner's text to its deltas, as answer or as reasoning."""
 
     def __init__(
         self,
         scanner: Scanner,
-        kind: Literal["answer", "reasoning"],
+        kind: _Kind,
         clean: Callable[[str], str],
         *,
         strips: bool = False,
     ) -> None:
         """`clean` removes signs of special tokens; `strips` drops leading white space."""
         self._scanner = scanner
-        self._reasons = kind == "reasoning"
+        self._kind = kind
         self._clean = clean
         self.buffers_space = True
         self._strips = strips
@@ -346,8 +331,7 @@ class TextEmitter:
 
     def another(self) -> "TextEmitter":
         """A new emitter of the same kind, for text that may have to be taken back."""
-        kind: Literal["answer", "reasoning"] = "reasoning" if self._reasons else "answer"
-        return TextEmitter(self._scanner, kind, self._clean)
+        return TextEmitter(self._scanner, self._kind, self._clean)
 
     def add_text(self, text: str) -> None:
         """Adds text that was read before, with special tokens restored."""
@@ -390,7 +374,7 @@ class TextEmitter:
         if not text:
             return
         self.silent = False
-        if self._reasons:
+        if self._kind == "reasoning":
             self._scanner.deltas.append(ReasoningDelta(text))
         else:
             self._scanner.deltas.append(TextDelta(text, self._scanner.take_token_indices(self._since, end)))

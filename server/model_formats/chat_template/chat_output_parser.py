@@ -11,10 +11,10 @@ from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, ThoughtReader
+from server.model_formats.reasoning import ReasoningFormat, ThoughtReader
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
-from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat, read_calls
 from server.model_formats.tool_names import ToolIndex
 
 MAX_UNDECODED = 16
@@ -155,27 +155,11 @@ def _read(
     thoughts: ThoughtReader | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        within = None
-        if calls and tools and calls.in_reasoning:
-            within = _calls_in_reasoning(scanner, calls, tools)
-        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within)
+        within = calls if calls and tools and calls.in_reasoning else None
+        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within, tools)
         yield from thoughts.read_first(answer, opened=opened)
     emitter = ToolCallEmitter(scanner, tools)
     yield from read_answer(scanner, calls, emitter, answer, thoughts, must_call=must_call and bool(calls))
-
-
-def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
-    """The reader of calls of offered tools."""
-    emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
-
-    def read(text: TextEmitter, opener: str) -> Reader[bool]:
-        before = emitter.count
-        yield from _read_calls(calls, emitter, text, opener, must_call=False)
-        return emitter.count > before
-
-    return CallsInReasoning(
-        calls.openers, read, lambda: emitter.is_open, tools.accepts_unknown, calls.markup.restore
-    )
 
 
 def read_answer(
@@ -204,7 +188,7 @@ def read_answer(
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
         if first and (calls.begins_opened or first in calls.bare_starts):
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
         stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not stop:
@@ -212,48 +196,17 @@ def read_answer(
                 answer.flush()
             return
         if calls and stop in calls.openers:
-            depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, stop, must_call=must_call)
         elif stop in dropped and answer.silent:
             answer.restart()
         elif thoughts and stop in starts:
             yield from thoughts.read(answer)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, "", must_call=must_call)
         elif stop in ("{", "}"):
             depth = max(0, depth + (1 if stop == "{" else -1))
             answer.add(stop)
-
-
-def _read_calls(
-    calls: ToolCallFormat, emitter: ToolCallEmitter, answer: TextEmitter, opener: str, *, must_call: bool
-) -> Reader[int]:
-    """Returns how many braces are open in what was read and is text."""
-    scanner = emitter.scanner
-    before = emitter.count
-    scanner.mark(back=len(opener))
-    yield from bounded(scanner, calls.read(emitter, opener))
-    if scanner.marked and must_call and scanner.ended:
-        scanner.unmark()
-        scanner.skip_rest()
-        return 0
-    called = emitter.count > before
-    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
-        scanner.drop_mark()
-    if called:
-        answer.restart()
-    if rest := emitter.take_rest():
-        answer.add_text(f"{rest}\n")
-    if scanner.marked:
-        text = answer.add_marked(calls.markup.restore)
-        return max(0, text.count("{") - text.count("}"))
-    if not called:
-        answer.restart()
-    yield from scanner.skip_space()
-    while (yield from scanner.accept(*calls.closers)):
-        yield from scanner.skip_space()
-    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
-    return 0
 
 
 class PlainParser:

@@ -12,8 +12,8 @@ _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
 """JSON text between strings and brackets."""
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\\ud800-\udfff]+") for quote in "'\""}
 _SCALAR = re.compile(r"[\w.+\-]+")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
-_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
+WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _VALUE = '"{[-0123456789tfnTFN'
 """Characters that a value may begin with; words are those of JSON and of Python."""
 _KEY = '"}'
@@ -171,7 +171,7 @@ class ArgumentsCopy:
         pieces: list[str] = []
         more = yield from self._scanner.copy_run(_SCALAR, pieces.append)
         word = "".join(pieces)
-        scalar = _WORDS.get(word, word if _NUMBER.fullmatch(word) else "")
+        scalar = WORDS.get(word, word if NUMBER.fullmatch(word) else "")
         if more and not scalar:
             return False
         if marks:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from server.model_formats.model_format import PromptTool
@@ -26,7 +26,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
+from server.model_formats.text_scanner import Reader, Scanner, TextSink, stop_at
 from server.model_formats.tool_calls.json_reader import copy_json
 from server.model_formats.tool_calls.python_calls import MAX_SCHEMAS
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME
@@ -62,11 +62,6 @@ class Shape:
     @cached_property
     def items(self) -> "Shape":
         return Shape(items_of(self._schema))
-
-
-@lru_cache(maxsize=256)
-def _stops(end: str) -> StopTexts:
-    return StopTexts([end])
 
 
 def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -145,7 +140,7 @@ class NestedElements(ElementCalls):
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from copy_json(scanner, value.add)
-        ended = yield from scanner.copy_until(_stops(end), value.add, drops_half=True)
+        ended = yield from scanner.copy_until(stop_at(end), value.add, drops_half=True)
         value.close(whole=bool(ended))
         return bool(ended)
 

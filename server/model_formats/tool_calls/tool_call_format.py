@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, PromptTool
 from server.model_formats.output_grammar.grammar_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import Reader, Scanner
+from server.model_formats.text_scanner import MAX_BUFFERED, Reader, Scanner, TextEmitter
 from server.model_formats.tool_calls.json_reader import CustomInput
 from server.model_formats.tool_names import ToolIndex
 
@@ -182,3 +182,47 @@ class ToolCallFormat(ABC):
         """The text of calls (name, arguments); None if only a chat template can render it."""
         del calls
         return None
+
+
+def read_calls(
+    calls: ToolCallFormat,
+    emitter: ToolCallEmitter,
+    answer: TextEmitter,
+    opener: str,
+    *,
+    must_call: bool = False,
+) -> Reader[int]:
+    """Reads calls after the opener, or gives the text to `answer` if it is none within `MAX_BUFFERED`.
+
+    Returns how many braces are open in what was read and is text.
+    """
+    scanner = emitter.scanner
+    before = emitter.count
+    scanner.mark(back=len(opener))
+    reader = calls.read(emitter, opener)
+    for _ in reader:
+        if scanner.read_since_mark > MAX_BUFFERED:
+            reader.close()
+            break
+        yield
+    if scanner.marked and must_call and scanner.ended:
+        scanner.unmark()
+        scanner.skip_rest()
+        return 0
+    called = emitter.count > before
+    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
+        scanner.drop_mark()
+    if called:
+        answer.restart()
+    if rest := emitter.take_rest():
+        answer.add_text(f"{rest}\n")
+    if scanner.marked:
+        text = answer.add_marked(calls.markup.restore)
+        return max(0, text.count("{") - text.count("}"))
+    if not called:
+        answer.restart()
+    yield from scanner.skip_space()
+    while (yield from scanner.accept(*calls.closers)):
+        yield from scanner.skip_space()
+    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
+    return 0

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptTool
@@ -29,7 +28,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
+from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, TextSink, stop_at
 from server.model_formats.tool_calls.json_reader import copy_json, escaped
 from server.model_formats.tool_calls.python_calls import json_of_literal, may_be_other
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
@@ -92,14 +91,6 @@ class ElementCalls(ToolCallFormat):
     def _in_name(self) -> re.Pattern[str]:
         return _IN_QUOTES if self.call[0].endswith('"') else _IN_TAG
 
-    @cached_property
-    def _value_stops(self) -> StopTexts:
-        return StopTexts([self.argument[2]])
-
-    @cached_property
-    def _string_stops(self) -> StopTexts:
-        return StopTexts([self.string_end] if self.string_end else [])
-
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         if self.after_recipient:
@@ -154,16 +145,15 @@ class ElementCalls(ToolCallFormat):
 
     def _read_value(self, scanner: Scanner, sink: TextSink, types: frozenset[str]) -> Reader[bool]:
         """Reads a value of these types and its end as JSON; False if truncated."""
-        stops = self._value_stops
-        if types is _STRING and self.string_end:
-            stops = self._string_stops
+        string_end = self.string_end if types is _STRING else ""
         value = Value(sink, types, self.markup.clean, trims=self.lines)
         if types and "string" not in types:
             yield from scanner.copy_run(SPACE, value.add)
             yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
+        stops = stop_at(string_end or self.argument[2])
         end = yield from scanner.copy_until(stops, value.add, drops_half=True)
         value.close(whole=bool(end))
-        if end and stops is self._string_stops:
+        if end and string_end:
             scanner.mark()
             yield from scanner.skip_space()
             return bool((yield from scanner.accept(self.argument[2])))
