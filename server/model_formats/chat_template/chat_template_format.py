@@ -16,7 +16,7 @@ from server.model_formats.chat_template.chat_output_parser import ChatParser
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
-from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
+from server.model_formats.chat_template.template_probe import ALL_REASONING, TemplateCapabilities
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
@@ -84,7 +84,7 @@ class ChatTemplateFormat:
 
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
-        self._capabilities = probe_template(template)
+        self._capabilities = TemplateCapabilities(template)
         self.describes_tools = bool(template.source) and not self._capabilities.tools
         """Whether tools are described in the system message, as the template writes none."""
         known = self._shown_calls
