@@ -109,8 +109,6 @@ class ReasoningMarks:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer."""
-
     text: str
     token_indices: tuple[int, ...] = field(default=(), compare=False)
     """Ascending indices into the engine request's output of the tokens that begin in this text, for their
@@ -120,8 +118,6 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning."""
-
     text: str
 
 
@@ -179,7 +175,6 @@ class PromptError(Exception):
     def __init__(self, message: str, param: str = "input") -> None:
         super().__init__(message)
         self.param = param
-        """The request parameter that causes the error."""
 
 
 class PromptTooLong(Exception):

@@ -140,8 +140,6 @@ def shows_any(template: str, marks: Iterable[Iterable[str]]) -> bool:
 
 
 class ThoughtReader:
-    """Reads the reasoning of an output and the calls within it."""
-
     def __init__(
         self,
         scanner: Scanner,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal, TypeVar
 
 from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
+from server.model_formats.special_tokens import any_of
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]
@@ -28,16 +29,12 @@ class StopTexts:
     """Texts to search for; one may be a prefix of another, but not contain it elsewhere."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
-        self.longest = max(map(len, self.texts), default=0)
-        self.search = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)").search
-        beginnings = {text[:size] for text in self.texts for size in range(1, len(text))}
-        ordered = sorted(beginnings, key=lambda text: (-len(text), text))
-        self.search_beginning = re.compile(
-            rf"(?:{'|'.join(map(re.escape, ordered))})\Z" if ordered else r"(?!)"
-        ).search
-        self._beginnings = frozenset(beginnings)
-        self.first_characters = frozenset(text[0] for text in self.texts)
+        known = frozenset(texts)
+        self.longest = max(map(len, known), default=0)
+        self.search = re.compile(any_of(known)).search
+        self._beginnings = frozenset(text[:size] for text in known for size in range(1, len(text)))
+        self.search_beginning = re.compile(rf"(?:{any_of(self._beginnings)})\Z").search
+        self.first_characters = frozenset(text[0] for text in known)
 
     def may_grow(self, text: str, start: int) -> bool:
         """Whether the text from `start` on, where a text was found, may yet become a longer one."""
@@ -82,10 +79,7 @@ class Scanner:
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of the tokens with these indices; returns whether it must be read before more.
-
-        Otherwise it is read with the next one, to the same effect.
-        """
+        """Appends the text of tokens with these indices; False if it may be read with the next one."""
         if self._held is not None:
             self._held.append(text)
         size = self._before + len(self._text)
@@ -129,7 +123,6 @@ class Scanner:
 
     @property
     def pieces(self) -> int:
-        """How many pieces the withheld text has."""
         return len(self._held or ())
 
     def find_held(
@@ -146,9 +139,7 @@ class Scanner:
         return tag if tag and (cut or openers.search(text, tag.end(), read)) else None
 
     def put_back(self, tag: re.Match[str]) -> str:
-        """Drops the withheld deltas, and has the text behind the tag of `find_held` read again; returns the
-        text before the tag.
-        """
+        """Drops the withheld deltas and has the text behind the tag read again; returns that before it."""
         text = "".join(self._held or ())
         behind = tag.string[tag.end() :]
         self._held, self._held_again, self.deltas = None, True, self._given
@@ -202,7 +193,6 @@ class Scanner:
         return self._text[self._at]
 
     def skip(self) -> None:
-        """Consumes the character that `peek` returned."""
         self._at += 1
 
     def skip_space(self) -> Reader[None]:
@@ -252,10 +242,7 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
-
-        With `drops_half`, a stop that the end cuts off is not passed on.
-        """
+        """Passes the text before a stop to `sink`; returns the stop or "". Half a stop may be dropped."""
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and stops.may_grow(self._text, match.start()):
@@ -317,7 +304,6 @@ class TextEmitter:
         self._since = 0
         """Offset of the buffered white space."""
         self.silent = True
-        """Whether no text was emitted yet."""
 
     def add(self, piece: str) -> None:
         end = self._scanner.offset

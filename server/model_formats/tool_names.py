@@ -48,8 +48,6 @@ def _matches(name: str, tool: PromptTool) -> bool:
 
 
 class ToolIndex:
-    """Tools by their prompt names."""
-
     def __init__(self, tools: Iterable[PromptTool], *, accepts_unknown: bool = False) -> None:
         """With `accepts_unknown`, `resolve` accepts any name. Raises PromptError for duplicate names."""
         self.accepts_unknown = accepts_unknown
@@ -94,9 +92,7 @@ def description_of(tool: PromptTool) -> str:
 
 
 def with_descriptions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The `function_schema` with an empty description of each property without one, for templates that need
-    all to be described (Command R+).
-    """
+    """The schema with an empty description of each property without one, as Command R+ needs."""
     function = schema["function"]
     parameters = function["parameters"]
     properties = {

@@ -132,7 +132,6 @@ class ChatParser:
         self._places += places
 
     def _flush(self) -> None:
-        """Decodes and reads the tokens of an incomplete character."""
         if self._undecoded:
             rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
             self._undecoded = []
@@ -171,10 +170,7 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output, and reasoning that comes again.
-
-    With `must_call`, a truncated beginning of a call is not emitted as text.
-    """
+    """Reads text and calls, and reasoning again; with `must_call`, half a call at the end is no text."""
     answer.buffers_space = calls is not None
     form = thoughts.reasoning_format if thoughts else None
     dropped = form.answer_tags if form else ()
@@ -210,10 +206,7 @@ def read_answer(
 
 
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
-
-    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
-    """
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False

@@ -29,7 +29,6 @@ _DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
 
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Python errors that templates raise for conversations that they do not support."""
 
 Message = dict[str, Any]
 
@@ -259,10 +258,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """The templates by name: `default`, and `tool_use` if there is a separate one for tools.
-
-    Empty for a folder without a template, and only `default` from `file` if that is given.
-    """
+    """The templates by name: `default`, and `tool_use` if there is one; empty if there is none."""
     if file is not None:
         return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")
@@ -380,9 +376,7 @@ class BoundedTokenizer:
     def encode(
         self, texts: Sequence[str], limit: int | None = None, *, special: bool = False
     ) -> list[list[int]]:
-        """The ids of each text; `special` adds BOS and EOS. Raises PromptTooLong beyond `limit` or a few
-        more.
-        """
+        """The ids of each text, with BOS and EOS if `special`. Raises PromptTooLong well beyond `limit`."""
         if limit is not None:
             self._refuse_long(texts, limit)
         return [

@@ -30,7 +30,6 @@ ALL_REASONING: Mapping[str, bool | str] = {
 }
 """Variables by which templates write the reasoning of all turns; each reads its own."""
 THINKING: Mapping[str, bool] = {"enable_thinking": True, "thinking": True}
-"""Variables that switch reasoning on."""
 THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 """Fields of a message for its reasoning; each template reads its own."""
 

@@ -28,13 +28,8 @@ _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（�
 
 
 class HarmonyEncoding:
-    """gpt-oss's tokenizer."""
-
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
-        """`vocabulary` is the content of the file; `user_folder` the value of TIKTOKEN_ENCODINGS_BASE.
-
-        Raises ValueError if the library refuses the vocabulary.
-        """
+        """Raises ValueError if the library refuses the vocabulary, the content of its file."""
         self.tokens = read_tokens(vocabulary)
         """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
@@ -43,9 +38,7 @@ class HarmonyEncoding:
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
     def encode(self, text: str, limit: int | None = None, *, control: bool = False) -> list[int]:
-        """The tokens of a text; control tokens spelled in it are text, or with `control` tokens. Raises
-        PromptError, and PromptTooLong.
-        """
+        """The tokens of a text; control tokens are text unless `control`. Raises as `ModelFormat.encode`."""
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []

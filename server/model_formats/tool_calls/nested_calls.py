@@ -56,7 +56,6 @@ class Shape:
         return members.get(name, others)
 
     def has_item(self) -> bool:
-        """Whether a property has the name of lists' elements."""
         return "item" in self._members[0]
 
     @cached_property
@@ -75,9 +74,7 @@ def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NestedElements(ElementCalls):
-    """An element for each value, within the element of its object or, as `<item>`, of its list; all tags
-    begin with `mark`.
-    """
+    """An element for each value, in that of its object or, as `<item>`, list; tags begin with `mark`."""
 
     mark: str
     between: str = ""
@@ -88,9 +85,7 @@ class NestedElements(ElementCalls):
     def _members(
         self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int, begun: str | None = None
     ) -> Reader[bool]:
-        """Reads elements up to `end` as a JSON object; False if truncated or malformed. `begun` is what was
-        read of the first one: its name, or nothing of that.
-        """
+        """Reads elements up to `end` as a JSON object; of a first one, the tag or name has `begun`."""
         before = "{"
         while True:
             if begun is None:
@@ -165,7 +160,6 @@ class NestedElements(ElementCalls):
         return f"{lark.literal(name + self.call[1])} {members} {lark.literal(self.call[2])}"
 
     def end_of(self, name: str) -> str:
-        """The end tag of an element."""
         return f"{self.mark}</{name}>"
 
 
@@ -227,7 +221,6 @@ class _NestedGrammar:
             yield f"{'' if items.endswith('{0,0}') else items} {self._lark.literal(end)}"
 
     def _text(self, strings: str, end: str) -> str:
-        """Strings without any tag of an element."""
         return self._lark.terminated_string(strings, end, self._calls.mark)
 
 

@@ -96,7 +96,10 @@ class PythonCalls(ToolCallFormat):
         return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        own = [f"{name}({_written_arguments(arguments)})" for name, arguments in calls]
+        own = []
+        for name, arguments in calls:
+            named = [f"{key}={_written(value)}" for key, value in _members_of(arguments).items()]
+            own.append(f"{name}({', '.join(named)})")
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
 
@@ -107,11 +110,6 @@ def _members_of(arguments: str) -> dict[str, object]:
     except (ValueError, RecursionError):
         members = arguments
     return members if isinstance(members, dict) else {"input": members}
-
-
-def _written_arguments(arguments: str) -> str:
-    """JSON text of arguments in Python's syntax."""
-    return ", ".join(f"{name}={_written(value)}" for name, value in _members_of(arguments).items())
 
 
 def _written(value: object) -> str:
@@ -347,9 +345,7 @@ class QuotedObjects(ToolCallFormat):
         budget: SchemaBudget,
         joined: int = 0,
     ) -> str:
-        """The expression of a schema's values, `joined` alternatives deep; deeply nested ones become null.
-        Raises PromptError.
-        """
+        """The expression of values, `joined` alternatives deep; too deep ones are null."""
         if not budget.spend(1) or joined > _MAX_JOINED:
             raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
         schema = definition_of(schema)

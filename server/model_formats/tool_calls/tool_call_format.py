@@ -31,7 +31,6 @@ class ToolCallEmitter:
         self.tools = tools
         self.count = 0
         self.is_open = False
-        """Whether the last call has not ended."""
         self._custom: CustomInput | None = None
         self._rest = ""
         self._ids: set[str] = set()
@@ -81,10 +80,7 @@ class ToolCallEmitter:
 
 @dataclass(frozen=True, eq=False)
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls, a row of the table `FORMATS`; its class reads calls of that kind.
-
-    Rows spell the markup out; `with_signs` gives a copy with signs for the tokenizer's special tokens.
-    """
+    """One family's syntax of tool calls, a row of `FORMATS`; `with_signs` fits it to a tokenizer."""
 
     name: str
     """The value of the setting `tool_parser`."""
@@ -167,7 +163,6 @@ class ToolCallFormat(ABC):
 
     @property
     def suffix(self) -> str:
-        """The text after the last call."""
         return self._call_end + self.around[2]
 
     @abstractmethod

@@ -14,7 +14,7 @@ from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,
     allows_additional,
-    arguments_of,
+    members_of,
     properties_of,
     repeated,
     required_of,
@@ -43,10 +43,7 @@ _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ElementCalls(ToolCallFormat):
-    """An element for the call and one for each argument; the tags differ by family.
-
-    If the text between a call's name and its arguments is empty, the first argument ends the name.
-    """
+    """An element for the call and one for each argument, which ends the name if no text does."""
 
     argument: tuple[str, str, str]
     """The texts before an argument's name, between that and the value, where a line break stands for any
@@ -115,7 +112,7 @@ class ElementCalls(ToolCallFormat):
 
     def _arguments(self, scanner: Scanner, sink: TextSink, tool: PromptTool) -> Reader[bool]:
         """Reads the arguments and the end of the call as a JSON object; False if truncated."""
-        properties, others = arguments_of(tool)
+        properties, others = members_of(schema_of(tool))
         if self.json_begin and (yield from scanner.accept(self.json_begin)):
             whole = yield from copy_json(scanner, sink)
             yield from scanner.accept(self.json_end)
@@ -175,9 +172,7 @@ class ElementCalls(ToolCallFormat):
         return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        """Reads up to the value; returns its possible types, None without a value, or `_STRING` itself for a
-        string that is marked.
-        """
+        """Reads up to the value; returns its possible types, None, or `_STRING` itself if that is marked."""
         if self.after_type:
             if not (yield from scanner.accept(self.argument[1])):
                 return None
@@ -271,8 +266,6 @@ _STRING = frozenset({"string"})
 
 
 class Value:
-    """Converts one argument's text to JSON."""
-
     def __init__(
         self, sink: TextSink, types: frozenset[str], clean: Callable[[str], str], *, trims: bool
     ) -> None:
