@@ -55,8 +55,6 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConversation:
-    """The input of `ModelFormat.write`."""
-
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[PromptTool] = ()
@@ -220,11 +218,7 @@ class ModelFormat(Protocol):
         """The prompt. Raises PromptError if the model's template refuses it, and PromptTooLong."""
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """The tokens of a text, in which control tokens may be spelled out.
-
-        `special` adds the tokenizer's own special tokens (BOS, EOS). Raises PromptError, and PromptTooLong
-        beyond `limit` tokens.
-        """
+        """The tokens of a text, also of control tokens; `special` adds BOS and EOS. Raises as `write`."""
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""

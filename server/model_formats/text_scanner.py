@@ -128,9 +128,7 @@ class Scanner:
     def find_held(
         self, tags: StopTexts, openers: StopTexts, piece: int, *, cut: bool
     ) -> re.Match[str] | None:
-        """The first of the `tags` that was read since this piece of the withheld text and, unless that is
-        `cut` off, has an opener behind it.
-        """
+        """The first of the `tags` since this piece of withheld text, before an opener unless it is `cut`."""
         if self._held is None or self._held_again:
             return None
         text = "".join(self._held[max(0, piece - 1) :])

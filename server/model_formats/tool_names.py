@@ -16,10 +16,7 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
-    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
-
-    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
-    """
+    """The tools, MCP tools without their labels, which models tend to omit, unless two names collide."""
     names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
         replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool

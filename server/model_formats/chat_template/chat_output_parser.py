@@ -118,9 +118,7 @@ class ChatParser:
         return text
 
     def _read_undecodable(self) -> None:
-        """Reads the undecoded tokens, which are no character, but the last, which may begin one: the stream
-        decodes all since the last whole character with each new one.
-        """
+        """Reads undecoded tokens but the last ones, which may begin a character: each new one decodes all."""
         broken, self._undecoded = (
             self._undecoded[:-_MOST_OF_CHARACTER],
             self._undecoded[-_MOST_OF_CHARACTER:],

@@ -62,11 +62,7 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` is how the model writes tool calls; None if that is not known.
-
-        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
-        of `ModelInfo`.
-        """
+        """Without `call_format` tools are refused; `grammar_token_ids` are those of `ModelInfo`."""
         self._image_token_id = image_token_id
         self._stop_ids = stop_ids
         self._markup = markup_of(template.tokenizer, grammar_token_ids)

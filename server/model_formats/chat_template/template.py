@@ -71,7 +71,6 @@ class ChatTemplate:
         self.image_placeholder = image_placeholder
         config = read_json(folder / "tokenizer_config.json")
         self._param = "input"
-        """The request parameter in errors of the template."""
         try:
             self._read(_template_sources(folder, config, template_file))
         except (TemplateError, UnicodeDecodeError) as error:
@@ -202,9 +201,7 @@ def _cut_at_end_mark(rendered: str) -> str:
 
 
 def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
-    """Special tokens, and added ones that are markup, unlike runs of blanks or HTML tags, which some
-    tokenizers add: clients must not be able to produce them.
-    """
+    """Special tokens, and added ones that are markup, which clients must not produce, unlike blanks, HTML."""
     return [
         token.content
         for token in tokenizer.get_added_tokens_decoder().values()
@@ -230,9 +227,7 @@ def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix_of(tokenizer: Tokenizer) -> str:
-    """The prefix of pieces after the first, so that tokenizers do not add their leading space: as in
-    transformers, a line break, whose tokens are removed again; empty where none is needed.
-    """
+    """A line break before pieces after the first, against leading spaces, as in transformers; or nothing."""
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     lead = tokenizer.encode("\n", add_special_tokens=False).ids
     after = tokenizer.encode("\na", add_special_tokens=False).ids

@@ -35,9 +35,7 @@ THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 
 
 class TemplateCapabilities:
-    """The parts of a conversation that a template can render, and their form. Each is probed with a small
-    conversation; an error or missing text means no support.
-    """
+    """What a template can render, and in which form; an error or missing text means no support."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

@@ -31,7 +31,6 @@ class HarmonyEncoding:
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
         """Raises ValueError if the library refuses the vocabulary, the content of its file."""
         self.tokens = read_tokens(vocabulary)
-        """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
         """Also an upper bound of the characters of a token."""
         self._encoding = _load(vocabulary, user_folder)
@@ -60,11 +59,7 @@ class HarmonyEncoding:
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
-
-        A tool has `name`, `description` and `parameters`, a schema from `tools.inlined_schema`.
-        Raises PromptError.
-        """
+        """The `# Tools` section of the developer message. `parameters` are `tools.inlined_schema`'s."""
 
         def render() -> list[int]:
             groups = {

@@ -327,10 +327,7 @@ class HarmonyParser:
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in these tokens, which begin at a message boundary. Raises nothing.
-
-    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
-    """
+    """The messages in tokens from a boundary on; the last may be incomplete, but has more than a header."""
     messages: list[dict[str, Any]] = []
     complete = 0
     header: list[int] = []

@@ -143,8 +143,6 @@ def _basic(schema: Any, depth: int) -> dict[str, Any]:
 
 
 class _EnforceablePart:
-    """Builds the enforceable part of one schema and collects its references."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names: dict[str, str] = {}

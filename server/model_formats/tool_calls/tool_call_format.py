@@ -187,10 +187,7 @@ def read_calls(
     *,
     must_call: bool = False,
 ) -> Reader[int]:
-    """Reads calls after the opener, or gives the text to `answer` if it is none within `MAX_BUFFERED`.
-
-    Returns how many braces are open in what was read and is text.
-    """
+    """Reads calls after the opener, or gives the text to `answer`; returns the braces open in that."""
     scanner = emitter.scanner
     before = emitter.count
     scanner.mark(back=len(opener))
