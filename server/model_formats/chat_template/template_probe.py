@@ -72,15 +72,12 @@ class TemplateCapabilities:
         after = [_USER, called, _ANSWER, output]
         self.text_after_calls = self._shows(after, _VALUE, _TEXT, _OUTPUT, tools=self.tools)
         """A message between one with calls and their outputs."""
-        placeholder = self._template.image_placeholder
+        placeholder = self._template.image_placeholder or ""
         picture = [{"type": "image"}, {"type": "text", "text": _ASKED}]
-        pictured = [_USER, called, {**output, "content": picture}]
-        self.images = placeholder is not None and self._shows(
-            [{"role": "user", "content": picture}], placeholder, _ASKED
-        )
-        self.images_in_outputs = placeholder is not None and self._shows(
-            pictured, placeholder, _ASKED, tools=True
-        )
+        asked, seen = {**_USER, "content": picture}, {**output, "content": picture}
+        self.images = bool(placeholder) and self._shows([asked], placeholder, _ASKED)
+        shown = [_USER, called, seen]
+        self.images_in_outputs = bool(placeholder) and self._shows(shown, placeholder, _ASKED, tools=True)
         """Pictures in messages of users, and in outputs of tools."""
 
     def _probe_messages(self) -> None:
@@ -93,9 +90,8 @@ class TemplateCapabilities:
         """Whether there must be a user's message, one before all others, and one between any two of the
         assistant's that are no calls, and the other way round.
         """
-        self.first_system = self._shows([system, _USER, *looped], _SYSTEM, tools=self.tools) and self._shows(
-            [system, _USER], _SYSTEM, _ASKED
-        )
+        in_loop = self._shows([system, _USER, *looped], _SYSTEM, tools=self.tools)
+        self.first_system = in_loop and self._shows([system, _USER], _SYSTEM, _ASKED)
         both = [system, later, _USER, _ANSWER, later, _AGAIN]
         self.later_systems = self._shows(both, _SYSTEM, twice=_LATER)
         """Further system messages at any position."""
