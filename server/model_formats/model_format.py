@@ -55,8 +55,6 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConversation:
-    """The input of `ModelFormat.write`."""
-
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[PromptTool] = ()
@@ -109,8 +107,6 @@ class ReasoningMarks:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer."""
-
     text: str
     token_indices: tuple[int, ...] = field(default=(), compare=False)
     """Ascending indices into the engine request's output of the tokens that begin in this text, for their
@@ -120,8 +116,6 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning."""
-
     text: str
 
 
@@ -179,7 +173,6 @@ class PromptError(Exception):
     def __init__(self, message: str, param: str = "input") -> None:
         super().__init__(message)
         self.param = param
-        """The request parameter that causes the error."""
 
 
 class PromptTooLong(Exception):
@@ -225,11 +218,7 @@ class ModelFormat(Protocol):
         """The prompt. Raises PromptError if the model's template refuses it, and PromptTooLong."""
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """The tokens of a text, in which control tokens may be spelled out.
-
-        `special` adds the tokenizer's own special tokens (BOS, EOS). Raises PromptError, and PromptTooLong
-        beyond `limit` tokens.
-        """
+        """The tokens of a text, also of control tokens; `special` adds BOS and EOS. Raises as `write`."""
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""

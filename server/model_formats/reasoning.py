@@ -1,14 +1,16 @@
 """Reasoning parser: the tags of each model family's reasoning, which comes at most once, before the answer.
 
 White space around the tags belongs to neither side. A model may repeat the start tag that its prompt ended
-with. Some call tools before they end it: such calls count if no answer follows, see `CallsInReasoning`.
+with. Some call tools before they end it: such calls count if no answer follows, else they are mentioned.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat, read_calls
+from server.model_formats.tool_names import ToolIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,35 +139,23 @@ def shows_any(template: str, marks: Iterable[Iterable[str]]) -> bool:
     return any(all(text in template for text in texts) for texts in marks)
 
 
-@dataclass(frozen=True, slots=True)
-class CallsInReasoning:
-    """Reads calls that a model makes within its reasoning, where they may also be no more than mentioned."""
-
-    openers: tuple[str, ...]
-    read: Callable[[TextEmitter, str], Reader[bool]]
-    """Reads calls behind this opener, with text around them as reasoning; whether there is one."""
-    is_cut: Callable[[], bool]
-    """Whether the last call that was read has no end."""
-    free: bool
-    """Whether no grammar says where calls are."""
-    restore: Callable[[str], str]
-    """The text with special tokens spelled out."""
-
-
 class ThoughtReader:
-    """Reads the reasoning of an output and the calls within it."""
-
     def __init__(
         self,
         scanner: Scanner,
         reasoning_format: ReasoningFormat,
         reasoning: TextEmitter,
-        calls: CallsInReasoning | None = None,
+        calls: ToolCallFormat | None = None,
+        tools: ToolIndex = ToolIndex(()),  # noqa: B008 - is never changed
     ) -> None:
+        """`calls` is None where the reasoning has none; those of `tools` count."""
         self.reasoning_format = reasoning_format
         self._scanner = scanner
         self._reasoning = reasoning
         self._calls = calls
+        self._emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
+        self._free = tools.accepts_unknown
+        """Whether no grammar says where calls are."""
         self._openers = calls.openers if calls else ()
         self._stops = StopTexts([*reasoning_format.end_tags, *self._openers])
 
@@ -191,21 +181,22 @@ class ThoughtReader:
                 break
         scanner.in_reasoning = not stop
 
-    def _read_calls(self, calls: CallsInReasoning, opener: str) -> Reader[str]:
+    def _read_calls(self, calls: ToolCallFormat, opener: str) -> Reader[str]:
         """Reads calls within the reasoning; returns the tag that ended it, or the opener if there is no call.
 
         Their deltas are withheld until it is known whether an answer follows: then they were only mentioned.
         So was a call that was begun and whose value has the tag: cut off, or before another call.
         """
-        scanner, within = self._scanner, self._reasoning.another()
+        scanner, within, emitter = self._scanner, self._reasoning.another(), self._emitter
         tags, openers = StopTexts(self.reasoning_format.end_tags), StopTexts(self._openers)
         scanner.hold(len(opener))
         stop, call_end = opener, None
         while stop in calls.openers:
-            piece = scanner.pieces
-            called = yield from calls.read(within, stop)
-            if called and calls.free and (tag := scanner.find_held(tags, openers, piece, cut=calls.is_cut())):
-                self._reasoning.add_text(calls.restore(scanner.put_back(tag)))
+            piece, before = scanner.pieces, emitter.count
+            yield from read_calls(calls, emitter, within, stop)
+            called, cut = emitter.count > before, emitter.is_open
+            if called and self._free and (tag := scanner.find_held(tags, openers, piece, cut=cut)):
+                self._reasoning.add_text(calls.markup.restore(scanner.put_back(tag)))
                 yield from scanner.skip_space()
                 return tag[0]
             if called:
@@ -217,7 +208,7 @@ class ThoughtReader:
         if stop not in calls.openers:
             yield from scanner.skip_space()
         if call_end is None or (stop and (yield from scanner.peek())):
-            self._reasoning.add_text(calls.restore(scanner.recall(end)))
+            self._reasoning.add_text(calls.markup.restore(scanner.recall(end)))
         else:
             scanner.release(call_end)
         return stop

@@ -21,8 +21,8 @@ class Markup:
         self.special = dict(special)
         self._in_grammars = {**self.special, **(in_grammars or {})}
         self.signs: dict[int, str] = {}
-        self._find = _any_of(self.special)
-        self._find_in_grammars = _any_of(self._in_grammars)
+        self._find = re.compile(any_of(self.special))
+        self._find_in_grammars = re.compile(any_of(self._in_grammars))
         self._texts: dict[str, str] = {}
 
     def sign(self, text: str) -> str:
@@ -56,15 +56,16 @@ class Markup:
 
 def markup_of(tokenizer: Tokenizer, grammar_token_ids: Collection[int] = ()) -> Markup:
     """`grammar_token_ids` is that of `ModelInfo`."""
-    added = [(token_id, token) for token_id, token in tokenizer.get_added_tokens_decoder().items()]
+    added = tokenizer.get_added_tokens_decoder().items()
     special = {token.content: token_id for token_id, token in added if token.special and token.content}
     named = {token.content: token_id for token_id, token in added if token_id in grammar_token_ids}
     return Markup(special, named)
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+def any_of(texts: Iterable[str]) -> str:
+    """The regular expression of these texts, the longest first."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    return "|".join(map(re.escape, longest_first)) or r"(?!)"
 
 
 def _split(text: str, find: re.Pattern[str], ids: Mapping[str, int]) -> list[str | int]:

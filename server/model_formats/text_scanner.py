@@ -6,15 +6,19 @@ since which it can still be emitted as text.
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
+from server.model_formats.special_tokens import any_of
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]
 """A generator that yields when it needs more text and returns its result."""
 TextSink = Callable[[str], None]
+
+_Kind = Literal["answer", "reasoning"]
 
 MAX_BUFFERED = 4096
 """Characters buffered while a tool call is possible but not certain; beyond that they are text."""
@@ -25,16 +29,12 @@ class StopTexts:
     """Texts to search for; one may be a prefix of another, but not contain it elsewhere."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
-        self.longest = max(map(len, self.texts), default=0)
-        self.search = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)").search
-        beginnings = {text[:size] for text in self.texts for size in range(1, len(text))}
-        ordered = sorted(beginnings, key=lambda text: (-len(text), text))
-        self.search_beginning = re.compile(
-            rf"(?:{'|'.join(map(re.escape, ordered))})\Z" if ordered else r"(?!)"
-        ).search
-        self._beginnings = frozenset(beginnings)
-        self.first_characters = frozenset(text[0] for text in self.texts)
+        known = frozenset(texts)
+        self.longest = max(map(len, known), default=0)
+        self.search = re.compile(any_of(known)).search
+        self._beginnings = frozenset(text[:size] for text in known for size in range(1, len(text)))
+        self.search_beginning = re.compile(rf"(?:{any_of(self._beginnings)})\Z").search
+        self.first_characters = frozenset(text[0] for text in known)
 
     def may_grow(self, text: str, start: int) -> bool:
         """Whether the text from `start` on, where a text was found, may yet become a longer one."""
@@ -44,6 +44,11 @@ class StopTexts:
         """The index of an incomplete match at the end of the text; the text's length without one."""
         match = self.search_beginning(text, max(start, len(text) - self.longest + 1))
         return match.start() if match else len(text)
+
+
+@lru_cache(maxsize=256)
+def stop_at(text: str) -> StopTexts:
+    return StopTexts([text])
 
 
 class Scanner:
@@ -74,23 +79,16 @@ class Scanner:
         """Set while the reader copies text and has read all of it: the characters that may end this."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> bool:
-        """Appends the text of the tokens with these indices; returns whether it must be read before more.
-
-        Otherwise it is read with the next one, to the same effect.
-        """
+        """Appends the text of tokens with these indices; False if it may be read with the next one."""
         if self._held is not None:
             self._held.append(text)
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
-        if self._mark is None and self._at == len(self._text):
-            self._before += self._at
-            self._text, self._at = text, 0
-        else:
-            dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
-            self._text = self._text[dropped:] + text
-            self._before += dropped
-            self._at -= dropped
+        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+        self._text = self._text[dropped:] + text
+        self._before += dropped
+        self._at -= dropped
         return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
@@ -125,15 +123,12 @@ class Scanner:
 
     @property
     def pieces(self) -> int:
-        """How many pieces the withheld text has."""
         return len(self._held or ())
 
     def find_held(
         self, tags: StopTexts, openers: StopTexts, piece: int, *, cut: bool
     ) -> re.Match[str] | None:
-        """The first of the `tags` that was read since this piece of the withheld text and, unless that is
-        `cut` off, has an opener behind it.
-        """
+        """The first of the `tags` since this piece of withheld text, before an opener unless it is `cut`."""
         if self._held is None or self._held_again:
             return None
         text = "".join(self._held[max(0, piece - 1) :])
@@ -142,9 +137,7 @@ class Scanner:
         return tag if tag and (cut or openers.search(text, tag.end(), read)) else None
 
     def put_back(self, tag: re.Match[str]) -> str:
-        """Drops the withheld deltas, and has the text behind the tag of `find_held` read again; returns the
-        text before the tag.
-        """
+        """Drops the withheld deltas and has the text behind the tag read again; returns that before it."""
         text = "".join(self._held or ())
         behind = tag.string[tag.end() :]
         self._held, self._held_again, self.deltas = None, True, self._given
@@ -173,13 +166,7 @@ class Scanner:
 
     @property
     def read_since_mark(self) -> int:
-        """Characters read since the mark."""
         return 0 if self._mark is None else self.offset - self._mark
-
-    @property
-    def overlong(self) -> bool:
-        """Whether more than `MAX_BUFFERED` characters were read since the mark."""
-        return self.read_since_mark > MAX_BUFFERED
 
     def unmark(self) -> str:
         """Removes the mark; returns the text read since."""
@@ -204,12 +191,12 @@ class Scanner:
         return self._text[self._at]
 
     def skip(self) -> None:
-        """Consumes the character that `peek` returned."""
         self._at += 1
 
     def skip_space(self) -> Reader[None]:
         while True:
-            self._at = _end_of(SPACE, self._text, self._at)
+            if space := SPACE.match(self._text, self._at):
+                self._at = space.end()
             if self._at < len(self._text) or self.ended:
                 return
             yield
@@ -253,10 +240,7 @@ class Scanner:
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
-        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
-
-        With `drops_half`, a stop that the end cuts off is not passed on.
-        """
+        """Passes the text before a stop to `sink`; returns the stop or "". Half a stop may be dropped."""
         while True:
             match = stops.search(self._text, self._at)
             if match and not self.ended and stops.may_grow(self._text, match.start()):
@@ -297,34 +281,20 @@ class Scanner:
         return text
 
 
-def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
-    return match.end() if match else start
-
-
-def bounded(scanner: Scanner, reader: Reader[None]) -> Iterator[None]:
-    """Runs the reader until it returns, or closes it once more than `MAX_BUFFERED` is buffered."""
-    for _ in reader:
-        if scanner.overlong:
-            reader.close()
-            return
-        yield
-
-
 class TextEmitter:
     """Appends the scanner's text to its deltas, as answer or as reasoning."""
 
     def __init__(
         self,
         scanner: Scanner,
-        kind: Literal["answer", "reasoning"],
+        kind: _Kind,
         clean: Callable[[str], str],
         *,
         strips: bool = False,
     ) -> None:
         """`clean` removes signs of special tokens; `strips` drops leading white space."""
         self._scanner = scanner
-        self._reasons = kind == "reasoning"
+        self._kind = kind
         self._clean = clean
         self.buffers_space = True
         self._strips = strips
@@ -332,7 +302,6 @@ class TextEmitter:
         self._since = 0
         """Offset of the buffered white space."""
         self.silent = True
-        """Whether no text was emitted yet."""
 
     def add(self, piece: str) -> None:
         end = self._scanner.offset
@@ -346,8 +315,7 @@ class TextEmitter:
 
     def another(self) -> "TextEmitter":
         """A new emitter of the same kind, for text that may have to be taken back."""
-        kind: Literal["answer", "reasoning"] = "reasoning" if self._reasons else "answer"
-        return TextEmitter(self._scanner, kind, self._clean)
+        return TextEmitter(self._scanner, self._kind, self._clean)
 
     def add_text(self, text: str) -> None:
         """Adds text that was read before, with special tokens restored."""
@@ -390,7 +358,7 @@ class TextEmitter:
         if not text:
             return
         self.silent = False
-        if self._reasons:
+        if self._kind == "reasoning":
             self._scanner.deltas.append(ReasoningDelta(text))
         else:
             self._scanner.deltas.append(TextDelta(text, self._scanner.take_token_indices(self._since, end)))

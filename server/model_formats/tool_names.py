@@ -16,10 +16,7 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
-    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
-
-    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
-    """
+    """The tools, MCP tools without their labels, which models tend to omit, unless two names collide."""
     names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
         replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
@@ -48,8 +45,6 @@ def _matches(name: str, tool: PromptTool) -> bool:
 
 
 class ToolIndex:
-    """Tools by their prompt names."""
-
     def __init__(self, tools: Iterable[PromptTool], *, accepts_unknown: bool = False) -> None:
         """With `accepts_unknown`, `resolve` accepts any name. Raises PromptError for duplicate names."""
         self.accepts_unknown = accepts_unknown
@@ -94,9 +89,7 @@ def description_of(tool: PromptTool) -> str:
 
 
 def with_descriptions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The `function_schema` with an empty description of each property without one, for templates that need
-    all to be described (Command R+).
-    """
+    """The schema with an empty description of each property without one, as Command R+ needs."""
     function = schema["function"]
     parameters = function["parameters"]
     properties = {

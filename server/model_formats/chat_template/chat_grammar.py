@@ -3,12 +3,11 @@ Free text is only what the model format's own parser reads back as such.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.model_format import PromptError, PromptTool
+from server.model_formats.model_format import PromptError
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.grammar_builder import GrammarBuilder, regex_of
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, format_schema
@@ -24,8 +23,10 @@ ReasoningStart = Literal["no", "maybe", "open"]
 _SPACE = "/[ \\n]{0,4}/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputConstraints:
+@dataclass(kw_only=True)
+class OutputGrammar:
+    """The constraints of one output, and the expressions of its grammar."""
+
     markup: Markup
     calls: ToolCallFormat | None
     reasoning: ReasoningFormat | None
@@ -35,44 +36,35 @@ class OutputConstraints:
     format: TextFormat
     thinking: ReasoningStart
 
-
-def build_grammar(constraints: OutputConstraints) -> StructuredOutput | None:
-    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
-
-    Required calls get a chain of grammars, from the most to the least strict schema.
-    """
-    tools = constraints.tools.tools.values()
-    if constraints.choice.mode != "required":
-        return _Grammar(constraints, tools).build()
-    if not tools:
-        raise PromptError("A call is required, but there are no tools.", "tool_choice")
-    return forced_grammar(tools, lambda level: _Grammar(constraints, level).build())
-
-
-class _Grammar:
-    """The expressions of one grammar."""
-
-    def __init__(self, constraints: OutputConstraints, tools: Iterable[PromptTool]) -> None:
-        self._constraints = constraints
-        self._choice = constraints.choice
-        self._reasoning = constraints.reasoning
-        self._tools = ToolIndex(tools).tools
-        self._lark = GrammarBuilder(constraints.markup)
+    def __post_init__(self) -> None:
+        self._lark = GrammarBuilder(self.markup)
 
     def build(self) -> StructuredOutput | None:
+        """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
+
+        Required calls get a chain of grammars, from the most to the least strict schema.
+        """
+        if self.choice.mode != "required":
+            return self._build()
+        if not self.tools:
+            raise PromptError("A call is required, but there are no tools.", "tool_choice")
+        tools = self.tools.tools.values()
+        return forced_grammar(tools, lambda level: replace(self, tools=ToolIndex(level))._build())
+
+    def _build(self) -> StructuredOutput | None:
         body = self._body()
         if body is None:
             return None
-        called = self._call_within(self._constraints.calls) if self._constraints.calls else None
+        called = self._call_within(self.calls) if self.calls else None
         return self._lark.grammar(self._with_reasoning(body, called))
 
     def _body(self) -> str | None:
         """The expression for the output after the reasoning; None if anything is allowed."""
-        calls, schema = self._constraints.calls, format_schema(self._constraints.format)
+        calls, schema = self.calls, format_schema(self.format)
         answer = None if schema is None else self._framed(self._lark.json(schema))
-        if calls is None or not self._tools:
+        if calls is None or not self.tools:
             return answer
-        match self._choice.mode:
+        match self.choice.mode:
             case "required":
                 call = self._calls(calls, calls.prefix)
                 framed = self._framed("", ends=False)
@@ -86,7 +78,7 @@ class _Grammar:
 
     def _framed(self, text: str, *, ends: bool = True) -> str:
         """The answer's expression in its tags, each of which may be absent; without `ends`, before calls."""
-        frame = self._reasoning.answer_frame if self._reasoning else None
+        frame = self.reasoning.answer_frame if self.reasoning else None
         if frame is None:
             return text
         begin, end, last = map(self._lark.literal, frame)
@@ -94,13 +86,12 @@ class _Grammar:
 
     def _restricts_calls(self) -> bool:
         return (
-            not self._choice.parallel
-            or self._choice.allowed is not None
-            or any(tool.strict or tool.syntax != "text" for tool in self._tools.values())
+            not self.choice.parallel
+            or self.choice.allowed is not None
+            or any(tool.strict or tool.syntax != "text" for tool in self.tools.tools.values())
         )
 
     def _text_or_calls(self, calls: ToolCallFormat) -> str:
-        """Free text, optionally followed by calls."""
         lark, forbidden = self._lark, self._forbidden_start()
         if calls.bare_starts:
             start = f"[^\\s{regex_of(calls.bare_starts + forbidden)}]"
@@ -126,33 +117,30 @@ class _Grammar:
         lark = self._lark
         own = [
             calls.call_grammar(lark, name, alternative)
-            for name, tool in self._tools.items()
+            for name, tool in self.tools.tools.items()
             for alternative in (alternatives(tool) if calls.per_property else [tool])
         ]
         call = lark.rule("call", " | ".join(own))
-        more = f" ({lark.literal(calls.separator)} {call})*" if self._choice.parallel else ""
+        more = f" ({lark.literal(calls.separator)} {call})*" if self.choice.parallel else ""
         return f"({lark.literal(lead)} {call}{more} {lark.literal(calls.suffix)})"
 
     def _forbidden_start(self) -> str:
         """Characters that free text must not begin with, because it would be parsed as reasoning."""
-        if self._reasoning is None or self._constraints.thinking != "maybe":
+        if self.reasoning is None or self.thinking != "maybe":
             return ""
-        tags, is_sign = self._reasoning.start_tags, self._constraints.markup.is_sign
+        tags, is_sign = self.reasoning.start_tags, self.markup.is_sign
         return "".join(sorted({opening[0] for opening in tags if not is_sign(opening)}))
 
     def _call_within(self, calls: ToolCallFormat) -> str | None:
-        """Reasoning that is ended by calls in place of its end tag, which many models write; else None.
-
-        The whole prefix of a call begins it, as its opener alone may be mentioned.
-        """
+        """Reasoning that calls end, by a whole prefix, as openers may be mentioned; None if they cannot."""
         excluded = bool(calls.bare_starts) or not calls.in_reasoning
-        if excluded or not self._tools or self._choice.mode == "none":
+        if excluded or not self.tools or self.choice.mode == "none":
             return None
         return f"{self._lark.until(calls.prefix)} {self._calls(calls, '')}"
 
     def _with_reasoning(self, body: str, called: str | None) -> str:
         """`called` is reasoning that ends with calls."""
-        lark, reasoning, thinking = self._lark, self._reasoning, self._constraints.thinking
+        lark, reasoning, thinking = self._lark, self.reasoning, self.thinking
         if reasoning is None or thinking == "no":
             return body
         thought = f"{lark.until(reasoning.end_tags[0])} {_SPACE} ({body})"

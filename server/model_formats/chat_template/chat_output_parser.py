@@ -11,10 +11,10 @@ from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
-from server.model_formats.reasoning import CallsInReasoning, ReasoningFormat, ThoughtReader
+from server.model_formats.reasoning import ReasoningFormat, ThoughtReader
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
-from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat, read_calls
 from server.model_formats.tool_names import ToolIndex
 
 MAX_UNDECODED = 16
@@ -118,9 +118,7 @@ class ChatParser:
         return text
 
     def _read_undecodable(self) -> None:
-        """Reads the undecoded tokens, which are no character, but the last, which may begin one: the stream
-        decodes all since the last whole character with each new one.
-        """
+        """Reads undecoded tokens but the last ones, which may begin a character: each new one decodes all."""
         broken, self._undecoded = (
             self._undecoded[:-_MOST_OF_CHARACTER],
             self._undecoded[-_MOST_OF_CHARACTER:],
@@ -132,7 +130,6 @@ class ChatParser:
         self._places += places
 
     def _flush(self) -> None:
-        """Decodes and reads the tokens of an incomplete character."""
         if self._undecoded:
             rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
             self._undecoded = []
@@ -155,27 +152,11 @@ def _read(
     thoughts: ThoughtReader | None = None
     if reasoning_format is not None:
         reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        within = None
-        if calls and tools and calls.in_reasoning:
-            within = _calls_in_reasoning(scanner, calls, tools)
-        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within)
+        within = calls if calls and tools and calls.in_reasoning else None
+        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within, tools)
         yield from thoughts.read_first(answer, opened=opened)
     emitter = ToolCallEmitter(scanner, tools)
     yield from read_answer(scanner, calls, emitter, answer, thoughts, must_call=must_call and bool(calls))
-
-
-def _calls_in_reasoning(scanner: Scanner, calls: ToolCallFormat, tools: ToolIndex) -> CallsInReasoning:
-    """The reader of calls of offered tools."""
-    emitter = ToolCallEmitter(scanner, ToolIndex(tools.tools.values()))
-
-    def read(text: TextEmitter, opener: str) -> Reader[bool]:
-        before = emitter.count
-        yield from _read_calls(calls, emitter, text, opener, must_call=False)
-        return emitter.count > before
-
-    return CallsInReasoning(
-        calls.openers, read, lambda: emitter.is_open, tools.accepts_unknown, calls.markup.restore
-    )
 
 
 def read_answer(
@@ -187,10 +168,7 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end of the output, and reasoning that comes again.
-
-    With `must_call`, a truncated beginning of a call is not emitted as text.
-    """
+    """Reads text and calls, and reasoning again; with `must_call`, half a call at the end is no text."""
     answer.buffers_space = calls is not None
     form = thoughts.reasoning_format if thoughts else None
     dropped = form.answer_tags if form else ()
@@ -204,7 +182,7 @@ def read_answer(
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
         if first and (calls.begins_opened or first in calls.bare_starts):
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
         stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not stop:
@@ -212,55 +190,21 @@ def read_answer(
                 answer.flush()
             return
         if calls and stop in calls.openers:
-            depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, stop, must_call=must_call)
         elif stop in dropped and answer.silent:
             answer.restart()
         elif thoughts and stop in starts:
             yield from thoughts.read(answer)
         elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+            depth = yield from read_calls(calls, emitter, answer, "", must_call=must_call)
         elif stop in ("{", "}"):
             depth = max(0, depth + (1 if stop == "{" else -1))
             answer.add(stop)
 
 
-def _read_calls(
-    calls: ToolCallFormat, emitter: ToolCallEmitter, answer: TextEmitter, opener: str, *, must_call: bool
-) -> Reader[int]:
-    """Returns how many braces are open in what was read and is text."""
-    scanner = emitter.scanner
-    before = emitter.count
-    scanner.mark(back=len(opener))
-    yield from bounded(scanner, calls.read(emitter, opener))
-    if scanner.marked and must_call and scanner.ended:
-        scanner.unmark()
-        scanner.skip_rest()
-        return 0
-    called = emitter.count > before
-    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
-        scanner.drop_mark()
-    if called:
-        answer.restart()
-    if rest := emitter.take_rest():
-        answer.add_text(f"{rest}\n")
-    if scanner.marked:
-        text = answer.add_marked(calls.markup.restore)
-        return max(0, text.count("{") - text.count("}"))
-    if not called:
-        answer.restart()
-    yield from scanner.skip_space()
-    while (yield from scanner.accept(*calls.closers)):
-        yield from scanner.skip_space()
-    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
-    return 0
-
-
 class PlainParser:
-    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
-
-    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
-    """
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`."""
 
     def __init__(
         self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False

@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any, Literal, Self
 
 from engine.request import PromptImage
-from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
+from server.model_formats.chat_template.chat_grammar import OutputGrammar, ReasoningStart
 from server.model_formats.chat_template.chat_output_parser import ChatParser
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
-from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
+from server.model_formats.chat_template.template_probe import ALL_REASONING, TemplateCapabilities
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
@@ -62,29 +62,27 @@ class ChatTemplateFormat:
         image_token_id: int | None = None,
         grammar_token_ids: Collection[int] = (),
     ) -> None:
-        """`call_format` is how the model writes tool calls; None if that is not known.
-
-        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
-        of `ModelInfo`.
-        """
+        """Without `call_format` tools are refused; `grammar_token_ids` are those of `ModelInfo`."""
         self._image_token_id = image_token_id
-        self._template = template
         self._stop_ids = stop_ids
-        self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
+        self._markup = markup_of(template.tokenizer, grammar_token_ids)
         self._shown_calls = self._calls = call_format.with_signs(self._markup) if call_format else None
-        form = detect_reasoning_format(self._template.source)
+        form = detect_reasoning_format(template.source)
         self._reasoning_format = form.with_signs(self._markup) if form else None
         self._openings = tuple(tag.rstrip() for tag in form.start_tags) if form else ()
         self._closings = tuple(tag.rstrip() for tag in form.end_tags) if form else ()
         """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
+        self.reasoning_name = form.name if form else None
+        self.reasoning_tags = (self._openings[0], self._closings[0]) if form else ()
+        """The first tags around the reasoning; none for models that do not reason."""
         shown = (f"{tag}{line}" for tag in self._openings for line in ("\n", "\\n"))
-        self._after_opening = "\n" if any(text in self._template.source for text in shown) else ""
-        self._write_with(self._template)
+        self._after_opening = "\n" if any(text in template.source for text in shown) else ""
+        self._write_with(template)
         self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
 
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
-        self._capabilities = probe_template(template)
+        self._capabilities = TemplateCapabilities(template)
         self.describes_tools = bool(template.source) and not self._capabilities.tools
         """Whether tools are described in the system message, as the template writes none."""
         known = self._shown_calls
@@ -95,7 +93,15 @@ class ChatTemplateFormat:
         self._effort = EffortVariables(
             template, question, tools=self._capabilities.no_tools, strftime_now=_SOME_DAY.strftime
         )
-        self._says_no_effort = not self._effort.groups
+        self.effort_values = [" = ".join(group) for group in self._effort.groups]
+        """Efforts with another prompt each, those of the same as `a = b`; empty if effort changes nothing."""
+        self._says_no_effort = not self.effort_values
+        known_variables = template.variables - _RESERVED
+        self.template_inputs = sorted(name for name in known_variables if not name.endswith("_token"))
+        """The variables of the template that clients may set."""
+        self.reasoning_context: Literal["current_turn", "all_turns"] = (
+            "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
+        )
         self._opens_with_switches = self._opened(self._effort.prompts["high"])
 
     def _replaced(self, template: str) -> Self:
@@ -143,7 +149,7 @@ class ChatTemplateFormat:
         grammar = None
         if conversation.tools or choice.mode == "required" or conversation.format.type != "text":
             tools = tool_index if choice.mode == "none" else callable_
-            constraints = OutputConstraints(
+            grammar = OutputGrammar(
                 markup=self._markup,
                 calls=self._calls,
                 reasoning=self._reasoning_format,
@@ -151,8 +157,7 @@ class ChatTemplateFormat:
                 choice=choice,
                 format=conversation.format,
                 thinking=thinking,
-            )
-            grammar = build_grammar(constraints)
+            ).build()
         if choice.mode == "required" and self._calls and self._calls.begins_opened:
             rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])
@@ -222,31 +227,6 @@ class ChatTemplateFormat:
         start, end = (tuple(ids) for ids in self._template.tokens.encode(texts, None, special=False))
         return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
-    @property
-    def reasoning_name(self) -> str | None:
-        """The name of the format of reasoning; None for models that do not reason."""
-        return self._reasoning_format.name if self._reasoning_format else None
-
-    @property
-    def reasoning_tags(self) -> tuple[str, ...]:
-        """The first tags around the reasoning; none for models that do not reason."""
-        return (self._openings[0], self._closings[0]) if self._openings else ()
-
-    @property
-    def effort_values(self) -> Sequence[str]:
-        """Efforts with another prompt each, those of the same as `a = b`; empty if effort changes nothing."""
-        return [" = ".join(group) for group in self._effort.groups]
-
-    @property
-    def template_inputs(self) -> Sequence[str]:
-        """The variables of the template that clients may set."""
-        known = self._template.variables - _RESERVED
-        return sorted(name for name in known if not name.endswith("_token"))
-
-    @property
-    def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
-        return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
-
     def _with_reasoning_of(self, conversation: PromptConversation) -> PromptConversation:
         """The conversation without the reasoning that its context leaves out. Raises PromptError."""
         context = conversation.reasoning_context
@@ -278,10 +258,8 @@ class ChatTemplateFormat:
         )
 
     def _tools(self, conversation: PromptConversation) -> ToolIndex:
-        if not conversation.tools:
-            return _NO_TOOLS
         tools = ToolIndex(conversation.tools)
-        if self._calls is None:
+        if tools and self._calls is None:
             raise PromptError(
                 "It is not known how this model writes calls; see the setting tool_parser.", "tools"
             )
@@ -344,9 +322,7 @@ class ChatTemplateFormat:
         return dict(variables)
 
     def _unfinished_thought(self, conversation: PromptConversation) -> tuple[PromptConversation, str | None]:
-        """The conversation before the reasoning that is to be continued, and that reasoning; None unless it
-        is last. Raises PromptError.
-        """
+        """The conversation before its last reasoning, to be continued, and that, or None."""
         items = list(conversation.items) if conversation.continue_final_message else []
         last = items[-1] if items else None
         if isinstance(last, Message) and last.role == "assistant" and not plain_text(last.content):

@@ -30,7 +30,6 @@ _OF_ONE_END: Final[Mapping[Effort, tuple[Effort, ...]]] = {
 
 
 def thinks(effort: Effort | None) -> bool:
-    """Whether the effort lets the model reason."""
     return effort not in ("none", "minimal")
 
 

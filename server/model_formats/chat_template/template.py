@@ -29,7 +29,6 @@ _DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
 
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Python errors that templates raise for conversations that they do not support."""
 
 Message = dict[str, Any]
 
@@ -72,7 +71,6 @@ class ChatTemplate:
         self.image_placeholder = image_placeholder
         config = read_json(folder / "tokenizer_config.json")
         self._param = "input"
-        """The request parameter in errors of the template."""
         try:
             self._read(_template_sources(folder, config, template_file))
         except (TemplateError, UnicodeDecodeError) as error:
@@ -203,9 +201,7 @@ def _cut_at_end_mark(rendered: str) -> str:
 
 
 def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
-    """Special tokens, and added ones that are markup, unlike runs of blanks or HTML tags, which some
-    tokenizers add: clients must not be able to produce them.
-    """
+    """Special tokens, and added ones that are markup, which clients must not produce, unlike blanks, HTML."""
     return [
         token.content
         for token in tokenizer.get_added_tokens_decoder().values()
@@ -231,9 +227,7 @@ def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix_of(tokenizer: Tokenizer) -> str:
-    """The prefix of pieces after the first, so that tokenizers do not add their leading space: as in
-    transformers, a line break, whose tokens are removed again; empty where none is needed.
-    """
+    """A line break before pieces after the first, against leading spaces, as in transformers; or nothing."""
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     lead = tokenizer.encode("\n", add_special_tokens=False).ids
     after = tokenizer.encode("\na", add_special_tokens=False).ids
@@ -259,10 +253,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """The templates by name: `default`, and `tool_use` if there is a separate one for tools.
-
-    Empty for a folder without a template, and only `default` from `file` if that is given.
-    """
+    """The templates by name: `default`, and `tool_use` if there is one; empty if there is none."""
     if file is not None:
         return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")
@@ -380,9 +371,7 @@ class BoundedTokenizer:
     def encode(
         self, texts: Sequence[str], limit: int | None = None, *, special: bool = False
     ) -> list[list[int]]:
-        """The ids of each text; `special` adds BOS and EOS. Raises PromptTooLong beyond `limit` or a few
-        more.
-        """
+        """The ids of each text, with BOS and EOS if `special`. Raises PromptTooLong well beyond `limit`."""
         if limit is not None:
             self._refuse_long(texts, limit)
         return [

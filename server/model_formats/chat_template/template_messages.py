@@ -43,8 +43,6 @@ _IMAGE_PART = re.compile(f"{_IMAGE}([0-9]+){_IMAGE}")
 
 @dataclass(slots=True)
 class Call:
-    """A tool call in the history."""
-
     name: str
     arguments: str
     """JSON text."""

@@ -28,24 +28,16 @@ _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（�
 
 
 class HarmonyEncoding:
-    """gpt-oss's tokenizer."""
-
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
-        """`vocabulary` is the content of the file; `user_folder` the value of TIKTOKEN_ENCODINGS_BASE.
-
-        Raises ValueError if the library refuses the vocabulary.
-        """
+        """Raises ValueError if the library refuses the vocabulary, the content of its file."""
         self.tokens = read_tokens(vocabulary)
-        """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
         """Also an upper bound of the characters of a token."""
         self._encoding = _load(vocabulary, user_folder)
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
     def encode(self, text: str, limit: int | None = None, *, control: bool = False) -> list[int]:
-        """The tokens of a text; control tokens spelled in it are text, or with `control` tokens. Raises
-        PromptError, and PromptTooLong.
-        """
+        """The tokens of a text; control tokens are text unless `control`. Raises as `ModelFormat.encode`."""
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
@@ -67,11 +59,7 @@ class HarmonyEncoding:
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
-
-        A tool has `name`, `description` and `parameters`, a schema from `tools.inlined_schema`.
-        Raises PromptError.
-        """
+        """The `# Tools` section of the developer message. `parameters` are `tools.inlined_schema`'s."""
 
         def render() -> list[int]:
             groups = {

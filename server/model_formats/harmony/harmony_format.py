@@ -67,8 +67,6 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptMessage:
-    """One message of the prompt."""
-
     author: str
     """A role, or for a tool's output the recipient of its call."""
     text: str
@@ -87,12 +85,13 @@ class HarmonyFormat:
     effort_values: ClassVar[tuple[str, ...]] = ("low", "medium", "high")
     """The efforts that the model was trained on."""
     default_effort: ClassVar[str] = "medium"
+    reasoning_context: ClassVar[Literal["current_turn"]] = "current_turn"
     encoding: HarmonyEncoding
     today: Callable[[], date] = lambda: datetime.now(UTC).date()
 
     @classmethod
     def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyFormat":
-        """The format for `folder`. Raises FileNotFoundError or ValueError without a vocabulary."""
+        """Raises FileNotFoundError or ValueError without a vocabulary."""
         return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
 
     def write(self, conversation: PromptConversation) -> Prompt:
@@ -152,10 +151,6 @@ class HarmonyFormat:
     @property
     def reasoning_marks(self) -> ReasoningMarks:
         return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
-
-    @property
-    def reasoning_context(self) -> Literal["current_turn"]:
-        return "current_turn"
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
         return read_messages(token_ids, self.encoding.tokens)

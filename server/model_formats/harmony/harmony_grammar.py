@@ -29,13 +29,12 @@ def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()
         for name in (builtin if choice.mode != "none" else ())
         if choice.allowed is None or any(each.startswith(f"{name}__") for each in choice.allowed)
     )
+    builtin_calls = list(_builtin_calls(offered))
     if choice.mode != "required":
-        return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
+        return _grammar(conversation, [*_calls(tools), *builtin_calls])
     if not tools and not offered:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
-    return forced_grammar(
-        tools, lambda level: _grammar(conversation, [*_calls(level), *_builtin_calls(offered)])
-    )
+    return forced_grammar(tools, lambda level: _grammar(conversation, [*_calls(level), *builtin_calls]))
 
 
 def _grammar(conversation: PromptConversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
@@ -75,7 +74,6 @@ def _callable(conversation: PromptConversation) -> list[PromptTool]:
 
 
 def _restricts(conversation: PromptConversation, tools: list[PromptTool]) -> bool:
-    """Whether the request constrains the output."""
     choice = conversation.tool_choice
     return (
         choice.mode == "required"
@@ -96,14 +94,10 @@ def _final(conversation: PromptConversation) -> list[str]:
 def _calls(tools: list[PromptTool]) -> Iterator[tuple[str, str, str]]:
     """(recipient, rule of the channel, expression of the content) for a call of each tool."""
     for tool in tools:
-        kind = "json" if tool.kind == "function" else "plain"
-        yield recipient(tool.name, tool.namespace), "commentary", f"{kind} {_arguments(tool)}"
-
-
-def _arguments(tool: PromptTool) -> str:
-    if tool.kind == "custom":
-        return free_input(tool) or _ANY_TEXT
-    return f"%json {json.dumps(enforced_schema(tool))}"
+        content = f"json %json {json.dumps(enforced_schema(tool))}"
+        if tool.kind == "custom":
+            content = f"plain {free_input(tool) or _ANY_TEXT}"
+        yield recipient(tool.name, tool.namespace), "commentary", content
 
 
 def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:

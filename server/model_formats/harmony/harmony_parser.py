@@ -68,10 +68,7 @@ class Header:
 
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
-    """The header in the tokens between <|start|> and <|message|>. Raises nothing.
-
-    `names_author` is False if the prompt already contains the assistant's role.
-    """
+    """The header between <|start|> and <|message|>; the prompt has its author, or it `names_author`."""
     sections = _split(token_ids, tokens)
     author = "assistant"
     channel = recipient = data = None
@@ -123,10 +120,7 @@ def read_headerless(
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:
-    """The number of trailing header tokens that are the content returned by `read_headerless`.
-
-    A token that is partly content counts as header.
-    """
+    """The number of trailing header tokens that are, wholly, the content of `read_headerless`."""
     count = 0
     for token in reversed(token_ids):
         spelled = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
@@ -218,10 +212,9 @@ class HarmonyParser:
                 self._open_headerless()
                 self._finish()
             self._begin_header(names_author=True)
-        elif self._header is None:
-            self._begin_header(names_author=False)  # only <|start|> is valid between messages
-            self._read_header(token)
         else:
+            if self._header is None:
+                self._begin_header(names_author=False)  # only <|start|> is valid between messages
             self._read_header(token)
 
     def _read_header(self, token: int) -> None:
@@ -284,7 +277,6 @@ class HarmonyParser:
         self._emit_text(self._decoder.decode(content))
 
     def _open(self, header: Header) -> None:
-        """Begins a message."""
         self._header, self._in_content, self._is_first = None, True, False
         self._decoder.reset()
         self._indices.clear()
@@ -335,10 +327,7 @@ class HarmonyParser:
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in these tokens, which begin at a message boundary. Raises nothing.
-
-    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
-    """
+    """The messages in tokens from a boundary on; the last may be incomplete, but has more than a header."""
     messages: list[dict[str, Any]] = []
     complete = 0
     header: list[int] = []

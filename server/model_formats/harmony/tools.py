@@ -189,7 +189,6 @@ def _literals(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encodable_value(value: Any, depth: int = 0) -> Any:
-    """The value with `encodable` applied to every string."""
     if depth > MAX_DEPTH:
         raise PromptError("A value in the parameters of a tool is nested too deeply.", "tools")
     match value:

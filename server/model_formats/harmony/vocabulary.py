@@ -37,10 +37,7 @@ class VocabularyPlaces:
 
 
 def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
-    """The file's content for the gpt-oss model in `folder`.
-
-    Raises FileNotFoundError if there is none, and ValueError for a wrong hash.
-    """
+    """The file's content. Raises FileNotFoundError if there is none, ValueError for a wrong hash."""
     if places.user_folder is not None:
         return _read_from_user(places.user_folder / FILE)
     downloaded = places.library_cache / _NAME_IN_CACHES if places.library_cache else None

@@ -34,8 +34,6 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", NoneT
 
 
 class SchemaBudget:
-    """The subschemas that may still be looked at."""
-
     def __init__(self, most: int = MAX_READ) -> None:
         self._left = most
 
@@ -51,11 +49,6 @@ def schema_of(tool: PromptTool) -> Mapping[str, Any]:
 def enforced_schema(tool: PromptTool) -> Mapping[str, Any]:
     """The schema that the output grammar enforces: of a function that is not strict, any object."""
     return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
-
-
-def arguments_of(tool: PromptTool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
-    """The schemas of a tool's arguments by name, and of additional ones."""
-    return members_of(schema_of(tool))
 
 
 def members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:

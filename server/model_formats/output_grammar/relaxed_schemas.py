@@ -47,10 +47,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 def forced_grammar(
     tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
-    """The grammar that `make` returns for the strictest of `forced_levels`; `relaxed` has the looser.
-
-    Raises the first PromptError if `make` raises it for all levels.
-    """
+    """The strictest grammar; `relaxed` has the looser. Raises the first PromptError if each level does."""
     error: PromptError | None = None
     grammars: list[StructuredOutput | None] = []
     for level in forced_levels(tools):
@@ -68,10 +65,7 @@ def forced_grammar(
 
 
 def forced_levels(tools: Iterable[PromptTool]) -> list[list[PromptTool]]:
-    """The tools with enforced schemas, in lists from the strictest to the loosest.
-
-    Schemas of strict functions are equal in all lists.
-    """
+    """The tools with enforced schemas, from strictest to loosest; strict functions' are equal in all."""
 
     def enforcing(tool: PromptTool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> PromptTool:
         if tool.strict or tool.kind == "custom":
@@ -149,8 +143,6 @@ def _basic(schema: Any, depth: int) -> dict[str, Any]:
 
 
 class _EnforceablePart:
-    """Builds the enforceable part of one schema and collects its references."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names: dict[str, str] = {}

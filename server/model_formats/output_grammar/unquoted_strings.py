@@ -23,7 +23,6 @@ _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
     *("$defs", "definitions", "$comment", "$schema", "$id", "nullable"),
 }
-"""Keywords without effect on validation."""
 _LIMITS = {
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "enum", "const", "allOf"),
@@ -155,7 +154,6 @@ def _count(schema: Mapping[str, Any], key: str) -> int | None:
 
 
 def _of_length(low: int, high: int | None) -> str:
-    """Any text of `low` to `high` characters."""
     pieces = []
     while low > _MAX_LENGTH or (high or 0) > _MAX_LENGTH:
         least = min(low, _MAX_LENGTH)

@@ -22,7 +22,6 @@ _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 _OBJECT_STARTS = ("{", "\\", " ", "")
 """Characters that a string with an object begins with; white space may be escaped."""
 _WORD_KEYS = {"id", "tool_call_id", "type"}
-"""Keys whose strings are words."""
 _MAX_MEMBERS = 16
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
 _WORD = re.compile(r"[\w.:/\-]")
@@ -101,9 +100,7 @@ class _Object:
         self._started = False
 
     def read(self) -> Reader[bool]:
-        """True for a complete call, False for a truncated one or another object. A call that ends before its
-        arguments is started without them.
-        """
+        """True for a complete call; one that ends before its arguments is started without them."""
         if (yield from self._read()):
             return True
         if (yield from self._scanner.peek()):
@@ -145,7 +142,7 @@ class _Object:
         if self._name_is_key:
             return self._tool is None and self._name(key) and (yield from self._arguments())
         if key in _NAMES or (key == "function" and self._tool is None):
-            return self._name((yield from read_string(scanner)) or "")
+            return self._name((yield from _read_string(scanner)))
         if key in _ARGUMENTS:
             if self._started or self._early is not None:
                 return False
@@ -211,9 +208,7 @@ class _Object:
 def read_arguments(
     scanner: Scanner, start: Callable[[], None], sink: TextSink, *, takes_text: bool = False
 ) -> Reader[bool]:
-    """Reads arguments, see `ArgumentsCopy`: a JSON object, a string that contains one or, if it `takes_text`,
-    any string, or null for none.
-    """
+    """Reads an object, see `ArgumentsCopy`, a string with one or, if it `takes_text`, any string, or null."""
     if (yield from scanner.accept('""', "null")):
         start()
         sink("{}")
@@ -226,14 +221,12 @@ def read_arguments(
     return (yield from ArgumentsCopy(scanner, start, sink).read())
 
 
-def read_string(scanner: Scanner) -> Reader[str | None]:
-    """A JSON string of at most `MAX_NAME` characters, else None."""
-    if not (yield from scanner.accept('"')):
-        return None
+def _read_string(scanner: Scanner) -> Reader[str]:
+    """A JSON string of at most `MAX_NAME` characters, else nothing."""
     pieces: list[str] = []
-    whole = yield from copy_string(scanner, pieces.append)
+    whole = (yield from scanner.accept('"')) and (yield from copy_string(scanner, pieces.append))
     text = "".join(pieces)
-    return text if whole and len(text) <= MAX_NAME else None
+    return text if whole and len(text) <= MAX_NAME else ""
 
 
 def _read_word(scanner: Scanner) -> Reader[str | None]:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, TextSink
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
-"""JSON text between strings and brackets."""
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\\ud800-\udfff]+") for quote in "'\""}
 _SCALAR = re.compile(r"[\w.+\-]+")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
-_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
+WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _VALUE = '"{[-0123456789tfnTFN'
 """Characters that a value may begin with; words are those of JSON and of Python."""
 _KEY = '"}'
@@ -37,7 +36,6 @@ _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 def escaped(text: str) -> str:
-    """The text escaped for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -57,10 +55,7 @@ def copy_json(scanner: Scanner, sink: TextSink) -> Reader[bool]:
 
 
 def copy_string(scanner: Scanner, sink: TextSink, python_quote: str = "") -> Reader[bool]:
-    """Decodes a string after its first quote to `sink`; False if it is truncated.
-
-    `python_quote` is the quote of a string in Python's syntax; without it the syntax is JSON's.
-    """
+    """Decodes a JSON string, or Python's with `python_quote`, after its first quote; False if truncated."""
     decoder = StringDecoder(sink, python=bool(python_quote))
     quote = python_quote or '"'
 
@@ -171,7 +166,7 @@ class ArgumentsCopy:
         pieces: list[str] = []
         more = yield from self._scanner.copy_run(_SCALAR, pieces.append)
         word = "".join(pieces)
-        scalar = _WORDS.get(word, word if _NUMBER.fullmatch(word) else "")
+        scalar = WORDS.get(word, word if NUMBER.fullmatch(word) else "")
         if more and not scalar:
             return False
         if marks:
@@ -285,9 +280,7 @@ class StringDecoder:
 
 
 class CustomInput:
-    """Extracts the input of a custom tool from `{"input": "..."}`, and keeps the members behind it. Other
-    JSON is passed on unchanged.
-    """
+    """Extracts a custom tool's input from `{"input": "..."}`; other JSON is passed on unchanged."""
 
     def __init__(self, sink: TextSink) -> None:
         self._sink = sink

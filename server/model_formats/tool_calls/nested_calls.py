@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from server.model_formats.model_format import PromptTool
@@ -26,7 +26,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
+from server.model_formats.text_scanner import Reader, Scanner, TextSink, stop_at
 from server.model_formats.tool_calls.json_reader import copy_json
 from server.model_formats.tool_calls.python_calls import MAX_SCHEMAS
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME
@@ -56,17 +56,11 @@ class Shape:
         return members.get(name, others)
 
     def has_item(self) -> bool:
-        """Whether a property has the name of lists' elements."""
         return "item" in self._members[0]
 
     @cached_property
     def items(self) -> "Shape":
         return Shape(items_of(self._schema))
-
-
-@lru_cache(maxsize=256)
-def _stops(end: str) -> StopTexts:
-    return StopTexts([end])
 
 
 def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,9 +74,7 @@ def items_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NestedElements(ElementCalls):
-    """An element for each value, within the element of its object or, as `<item>`, of its list; all tags
-    begin with `mark`.
-    """
+    """An element for each value, in that of its object or, as `<item>`, list; tags begin with `mark`."""
 
     mark: str
     between: str = ""
@@ -93,9 +85,7 @@ class NestedElements(ElementCalls):
     def _members(
         self, scanner: Scanner, sink: TextSink, shape: Shape, end: str, depth: int, begun: str | None = None
     ) -> Reader[bool]:
-        """Reads elements up to `end` as a JSON object; False if truncated or malformed. `begun` is what was
-        read of the first one: its name, or nothing of that.
-        """
+        """Reads elements up to `end` as a JSON object; of a first one, the tag or name has `begun`."""
         before = "{"
         while True:
             if begun is None:
@@ -145,7 +135,7 @@ class NestedElements(ElementCalls):
         value = Value(sink, types, self.markup.restore, trims=False)
         if types and "string" not in types:
             yield from copy_json(scanner, value.add)
-        ended = yield from scanner.copy_until(_stops(end), value.add, drops_half=True)
+        ended = yield from scanner.copy_until(stop_at(end), value.add, drops_half=True)
         value.close(whole=bool(ended))
         return bool(ended)
 
@@ -170,7 +160,6 @@ class NestedElements(ElementCalls):
         return f"{lark.literal(name + self.call[1])} {members} {lark.literal(self.call[2])}"
 
     def end_of(self, name: str) -> str:
-        """The end tag of an element."""
         return f"{self.mark}</{name}>"
 
 
@@ -232,7 +221,6 @@ class _NestedGrammar:
             yield f"{'' if items.endswith('{0,0}') else items} {self._lark.literal(end)}"
 
     def _text(self, strings: str, end: str) -> str:
-        """Strings without any tag of an element."""
         return self._lark.terminated_string(strings, end, self._calls.mark)
 
 

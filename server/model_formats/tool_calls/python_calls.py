@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptError, PromptTool
@@ -26,14 +25,19 @@ from server.model_formats.output_grammar.argument_schemas import (
 )
 from server.model_formats.output_grammar.grammar_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import strings_of
-from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
-from server.model_formats.tool_calls.json_reader import copy_json, copy_string, escaped, read_members
+from server.model_formats.text_scanner import Reader, Scanner, TextSink, stop_at
+from server.model_formats.tool_calls.json_reader import (
+    NUMBER,
+    WORDS,
+    copy_json,
+    copy_string,
+    escaped,
+    read_members,
+)
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _NAME = re.compile(r"[\w.\-]")
 _WORD = re.compile(r"[\w.+\-]")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CUT_NUMBER = re.compile(r"[\-+.0-9eE]*")
 _CUT_COLLECTION = re.compile(r"[\[{](?:\s*\Z|\s*[\]}\[{\"'\-0-9tfn])")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
@@ -92,7 +96,10 @@ class PythonCalls(ToolCallFormat):
         return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        own = [f"{name}({_written_arguments(arguments)})" for name, arguments in calls]
+        own = []
+        for name, arguments in calls:
+            named = [f"{key}={_written(value)}" for key, value in _members_of(arguments).items()]
+            own.append(f"{name}({', '.join(named)})")
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
 
@@ -103,11 +110,6 @@ def _members_of(arguments: str) -> dict[str, object]:
     except (ValueError, RecursionError):
         members = arguments
     return members if isinstance(members, dict) else {"input": members}
-
-
-def _written_arguments(arguments: str) -> str:
-    """JSON text of arguments in Python's syntax."""
-    return ", ".join(f"{name}={_written(value)}" for name, value in _members_of(arguments).items())
 
 
 def _written(value: object) -> str:
@@ -169,9 +171,9 @@ def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
         return (yield from _collection(scanner, sink, first, depth + 1))
     scanner.mark()
     word = yield from scanner.take_while(_WORD, 512)
-    if word in _WORDS:
-        sink(_WORDS[word])
-    elif _NUMBER.fullmatch(word):
+    if word in WORDS:
+        sink(WORDS[word])
+    elif NUMBER.fullmatch(word):
         sink(word)
     else:
         return False
@@ -193,7 +195,7 @@ def json_of_literal(text: str) -> str | None:
 def may_be_other(text: str) -> bool:
     """Whether the beginning of an unquoted value may be one of a value that is no string."""
     start = text.strip().lower()
-    is_word = any(word.lower().startswith(start) for word in _WORDS)
+    is_word = any(word.lower().startswith(start) for word in WORDS)
     return is_word or bool(_CUT_NUMBER.fullmatch(start) or _CUT_COLLECTION.match(start))
 
 
@@ -252,10 +254,6 @@ class QuotedObjects(ToolCallFormat):
     quote: str
     per_property: ClassVar[bool] = True
 
-    @cached_property
-    def _string_end(self) -> StopTexts:
-        return StopTexts([self.quote])
-
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         del opener  # there is one
         scanner = emitter.scanner
@@ -294,7 +292,8 @@ class QuotedObjects(ToolCallFormat):
         if (yield from scanner.accept(self.quote)):
             sink('"')
             clean = self.markup.clean
-            if not (yield from scanner.copy_until(self._string_end, lambda text: sink(escaped(clean(text))))):
+            end = stop_at(self.quote)
+            if not (yield from scanner.copy_until(end, lambda text: sink(escaped(clean(text))))):
                 return False
             sink('"')
             return True
@@ -308,7 +307,7 @@ class QuotedObjects(ToolCallFormat):
             return (yield from self._collection(scanner, sink, first, depth))
         scanner.mark()
         word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
-        if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
+        if word in ("true", "false", "null") or NUMBER.fullmatch(word):
             sink(word)
         elif not (yield from scanner.peek()):
             if not may_be_other(word):
@@ -346,9 +345,7 @@ class QuotedObjects(ToolCallFormat):
         budget: SchemaBudget,
         joined: int = 0,
     ) -> str:
-        """The expression of a schema's values, `joined` alternatives deep; deeply nested ones become null.
-        Raises PromptError.
-        """
+        """The expression of values, `joined` alternatives deep; too deep ones are null."""
         if not budget.spend(1) or joined > _MAX_JOINED:
             raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
         schema = definition_of(schema)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, PromptTool
 from server.model_formats.output_grammar.grammar_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import Reader, Scanner
+from server.model_formats.text_scanner import MAX_BUFFERED, Reader, Scanner, TextEmitter
 from server.model_formats.tool_calls.json_reader import CustomInput
 from server.model_formats.tool_names import ToolIndex
 
@@ -31,7 +31,6 @@ class ToolCallEmitter:
         self.tools = tools
         self.count = 0
         self.is_open = False
-        """Whether the last call has not ended."""
         self._custom: CustomInput | None = None
         self._rest = ""
         self._ids: set[str] = set()
@@ -81,10 +80,7 @@ class ToolCallEmitter:
 
 @dataclass(frozen=True, eq=False)
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls, a row of the table `FORMATS`; its class reads calls of that kind.
-
-    Rows spell the markup out; `with_signs` gives a copy with signs for the tokenizer's special tokens.
-    """
+    """One family's syntax of tool calls, a row of `FORMATS`; `with_signs` fits it to a tokenizer."""
 
     name: str
     """The value of the setting `tool_parser`."""
@@ -167,7 +163,6 @@ class ToolCallFormat(ABC):
 
     @property
     def suffix(self) -> str:
-        """The text after the last call."""
         return self._call_end + self.around[2]
 
     @abstractmethod
@@ -182,3 +177,44 @@ class ToolCallFormat(ABC):
         """The text of calls (name, arguments); None if only a chat template can render it."""
         del calls
         return None
+
+
+def read_calls(
+    calls: ToolCallFormat,
+    emitter: ToolCallEmitter,
+    answer: TextEmitter,
+    opener: str,
+    *,
+    must_call: bool = False,
+) -> Reader[int]:
+    """Reads calls after the opener, or gives the text to `answer`; returns the braces open in that."""
+    scanner = emitter.scanner
+    before = emitter.count
+    scanner.mark(back=len(opener))
+    reader = calls.read(emitter, opener)
+    for _ in reader:
+        if scanner.read_since_mark > MAX_BUFFERED:
+            reader.close()
+            break
+        yield
+    if scanner.marked and must_call and scanner.ended:
+        scanner.unmark()
+        scanner.skip_rest()
+        return 0
+    called = emitter.count > before
+    if called and emitter.is_open and not (scanner.read_since_mark and (yield from scanner.peek())):
+        scanner.drop_mark()
+    if called:
+        answer.restart()
+    if rest := emitter.take_rest():
+        answer.add_text(f"{rest}\n")
+    if scanner.marked:
+        text = answer.add_marked(calls.markup.restore)
+        return max(0, text.count("{") - text.count("}"))
+    if not called:
+        answer.restart()
+    yield from scanner.skip_space()
+    while (yield from scanner.accept(*calls.closers)):
+        yield from scanner.skip_space()
+    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
+    return 0

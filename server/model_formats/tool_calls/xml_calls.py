@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptTool
@@ -15,7 +14,7 @@ from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,
     allows_additional,
-    arguments_of,
+    members_of,
     properties_of,
     repeated,
     required_of,
@@ -29,7 +28,7 @@ from server.model_formats.output_grammar.unquoted_strings import (
     distinguish_strings,
     strings_of,
 )
-from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts, TextSink
+from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, TextSink, stop_at
 from server.model_formats.tool_calls.json_reader import copy_json, escaped
 from server.model_formats.tool_calls.python_calls import json_of_literal, may_be_other
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
@@ -44,10 +43,7 @@ _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ElementCalls(ToolCallFormat):
-    """An element for the call and one for each argument; the tags differ by family.
-
-    If the text between a call's name and its arguments is empty, the first argument ends the name.
-    """
+    """An element for the call and one for each argument, which ends the name if no text does."""
 
     argument: tuple[str, str, str]
     """The texts before an argument's name, between that and the value, where a line break stands for any
@@ -92,14 +88,6 @@ class ElementCalls(ToolCallFormat):
     def _in_name(self) -> re.Pattern[str]:
         return _IN_QUOTES if self.call[0].endswith('"') else _IN_TAG
 
-    @cached_property
-    def _value_stops(self) -> StopTexts:
-        return StopTexts([self.argument[2]])
-
-    @cached_property
-    def _string_stops(self) -> StopTexts:
-        return StopTexts([self.string_end] if self.string_end else [])
-
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
         if self.after_recipient:
@@ -124,7 +112,7 @@ class ElementCalls(ToolCallFormat):
 
     def _arguments(self, scanner: Scanner, sink: TextSink, tool: PromptTool) -> Reader[bool]:
         """Reads the arguments and the end of the call as a JSON object; False if truncated."""
-        properties, others = arguments_of(tool)
+        properties, others = members_of(schema_of(tool))
         if self.json_begin and (yield from scanner.accept(self.json_begin)):
             whole = yield from copy_json(scanner, sink)
             yield from scanner.accept(self.json_end)
@@ -154,16 +142,15 @@ class ElementCalls(ToolCallFormat):
 
     def _read_value(self, scanner: Scanner, sink: TextSink, types: frozenset[str]) -> Reader[bool]:
         """Reads a value of these types and its end as JSON; False if truncated."""
-        stops = self._value_stops
-        if types is _STRING and self.string_end:
-            stops = self._string_stops
+        string_end = self.string_end if types is _STRING else ""
         value = Value(sink, types, self.markup.clean, trims=self.lines)
         if types and "string" not in types:
             yield from scanner.copy_run(SPACE, value.add)
             yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
+        stops = stop_at(string_end or self.argument[2])
         end = yield from scanner.copy_until(stops, value.add, drops_half=True)
         value.close(whole=bool(end))
-        if end and stops is self._string_stops:
+        if end and string_end:
             scanner.mark()
             yield from scanner.skip_space()
             return bool((yield from scanner.accept(self.argument[2])))
@@ -185,9 +172,7 @@ class ElementCalls(ToolCallFormat):
         return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        """Reads up to the value; returns its possible types, None without a value, or `_STRING` itself for a
-        string that is marked.
-        """
+        """Reads up to the value; returns its possible types, None, or `_STRING` itself if that is marked."""
         if self.after_type:
             if not (yield from scanner.accept(self.argument[1])):
                 return None
@@ -281,8 +266,6 @@ _STRING = frozenset({"string"})
 
 
 class Value:
-    """Converts one argument's text to JSON."""
-
     def __init__(
         self, sink: TextSink, types: frozenset[str], clean: Callable[[str], str], *, trims: bool
     ) -> None:
