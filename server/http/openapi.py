@@ -206,14 +206,15 @@ class _Schemas:
         }
 
     def _of_type(self, kind: str, shape: type[msgspec.Struct], suffix: str) -> Json:
-        """The shape with its `type`."""
+        """The shape with its `type`. Of a stored item's shape no id or status is needed."""
+        own = {"type", "id", "status"} if shape.__struct_config__.tag else set()
         name = self._found[repr(shape)]["$ref"].removeprefix(_SCHEMAS)
         schema = self._within(self._components[name])
         return {
             **schema,
             "title": kind.title().replace("_", "") + suffix,
-            "properties": {"type": {"const": kind}, **schema["properties"]},
-            "required": ["type", *schema.get("required", [])],
+            "properties": {**schema["properties"], "type": {"const": kind}},
+            "required": ["type", *(name for name in schema.get("required", []) if name not in own)],
         }
 
 
