@@ -65,7 +65,6 @@ REACH = {
     "server/model_formats/tool_calls/python_calls.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/python_calls.py:_KEY": OUTPUT,
     "server/model_formats/tool_calls/python_calls.py:_BARE": OUTPUT,
-    "server/model_formats/tool_calls/python_calls.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_calls.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/json_calls.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_calls.py:_WORD": OUTPUT,
@@ -78,7 +77,7 @@ REACH = {
     "server/model_formats/tool_calls/xml_calls.py:_DIGIT": OUTPUT,
     "server/model_formats/tool_calls/nested_calls.py:_KEY": OUTPUT,
     "server/model_formats/tool_calls/xml_calls.py:_LETTER": OUTPUT,
-    "server/model_formats/tool_calls/json_reader.py:_NUMBER": OUTPUT,
+    "server/model_formats/tool_calls/json_reader.py:NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_reader.py:_CONTROL": OUTPUT,
     "server/model_formats/tool_calls/xml_calls.py:_IN_WORD": OUTPUT,
     "server/model_formats/tool_calls/xml_calls.py:_IN_QUOTES": OUTPUT,
@@ -103,7 +102,8 @@ REACH = {
     "server/model_formats/harmony/tools.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/tools.py:_LONG_SPACE": TEXT,
     "server/model_formats/special_tokens.py:_ANY": TEXT,
-    "server/model_formats/special_tokens.py:_any_of": TEXT,  # literals of a vocabulary
+    "server/model_formats/special_tokens.py:self._find": TEXT,  # literals of a vocabulary
+    "server/model_formats/special_tokens.py:self._find_in_grammars": TEXT,  # as above
     "server/model_formats/chat_template/template_messages.py:_IMAGE_PART": TEXT,
     "server/model_formats/chat_template/template_messages.py:_NINE": TEXT,
     "server/model_formats/text_scanner.py:SPACE": OUTPUT,
