@@ -58,7 +58,6 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     response_insert: {"insert": memory_store.insert, "committing_insert": memory_store.committing_insert},
     responses: {
         "get": memory_store.get,
-        "finish": memory_store.finish,
         "finish_all": memory_store.finish_all,
         "get_owner": memory_store.get_owner,
         "set_weights": memory_store.set_weights,
