@@ -85,10 +85,14 @@ class Scanner:
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
-        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
-        self._text = self._text[dropped:] + text
-        self._before += dropped
-        self._at -= dropped
+        if self._mark is None and self._at == len(self._text):
+            self._before += self._at
+            self._text, self._at = text, 0
+        else:
+            dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+            self._text = self._text[dropped:] + text
+            self._before += dropped
+            self._at -= dropped
         return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
