@@ -40,6 +40,7 @@ REACH = {
     "engine/grammar/matcher.py:_LISTING": MAX_TEXT,
     "engine/grammar/matcher.py:_PLACE": MAX_TEXT,
     "engine/config.py:HUB_KERNEL": OPERATOR,
+    "server/configuration/model_source.py:_ID": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
     "server/prompting/tool_search.py:_WORD": 2**20,  # the tools of a request
