@@ -27,7 +27,7 @@ routes = RouteTable("administration", "/admin/v1/approvals", **ADMIN)
     objects.ApprovalPage,
     parameters=(*PAGE, TENANT),
 )
-def list_waiting(call: ApiCall) -> Page[objects.Approval]:
+def list_approvals(call: ApiCall) -> Page[objects.Approval]:
     asked, tenant = page_request(call.request, "asc"), text(call.request, "tenant")
     page = partial(waiting_page, descending=asked.newest_first)
     rows = call.database.read(lambda connection: page(connection, tenant, asked.after, asked.limit))
@@ -41,7 +41,7 @@ def list_waiting(call: ApiCall) -> Page[objects.Approval]:
     takes=AnswerApproval,
     refuses=(*RUN_ERRORS, InvalidRequest),
 )
-def answer(call: ApiCall) -> objects.AnsweredApproval:
+def answer_approval(call: ApiCall) -> objects.AnsweredApproval:
     """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     requested, approval = decode(call.body, AnswerApproval), call.request.path_params["approval_id"]
     with call.database.begin() as connection:

@@ -21,6 +21,8 @@ OPERATION_IDS = {
     "GET /admin/v1/tenants/{tenant}": "administration.retrieve_tenant",
     "POST /admin/v1/tenants/{tenant}": "administration.update_tenant",
     "DELETE /admin/v1/tenants/{tenant}": "administration.delete_tenant",
+    "GET /admin/v1/approvals": "administration.list_approvals",
+    "POST /admin/v1/approvals/{approval_id}": "administration.answer_approval",
     "GET /admin/v1/audit_trail": "administration.list_trail",
     "GET /admin/v1/replicas": "administration.list_replicas",
     "GET /admin/v1/usage": "administration.usage",
