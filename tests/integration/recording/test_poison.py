@@ -49,7 +49,7 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
             eventually(lambda: status_of(connection, bad.facts.id) == "failed")
             metered = connection.execute("select response_id, status from usage_ledger").fetchall()
         assert metered == [(bad.facts.id, "failed")]
-        assert not at.bench.recorder.produces(bad.facts.id)
+        eventually(lambda: not at.bench.recorder.produces(bad.facts.id))
         at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
