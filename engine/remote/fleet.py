@@ -206,7 +206,10 @@ class Fleet:
             description = await self._protocol.probe(fetch, self._expected)
             requests = await self._read_load(fetch)
             await self._end_abandoned(server)  # before the server gets new calls
+            was_unfit = server.unfit
             self.router.probed(server, description, requests, self._clock())
+            if server.unfit and not was_unfit:
+                log.error("engine %s is not used: %s", server.url, server.trouble)
         except CallFault as fault:
             self.router.probe_failed(server, fault, self._clock())
             return
