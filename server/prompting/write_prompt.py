@@ -127,7 +127,7 @@ def write_within(
     def write(retained: Sequence[Item], size: int) -> Prompt:
         if most is not None and size > most:
             raise PromptTooLong(limit)
-        loaded = with_loaded_tools(conversation, retained)
+        loaded = with_loaded_tools(conversation, retained) if conversation.tools else conversation
         if not all(isinstance(item, Message) for item in retained):
             retained = items_for_model(retained, partial(describe_found, loaded.tools))
         return model_format.write(replace(loaded, items=retained, max_tokens=limit))
