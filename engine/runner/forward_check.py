@@ -1,0 +1,156 @@
+"""`ForwardCheck`: at load time, the model as the engine computes it against its own forward.
+
+Two prompts in one step, one of them in two chunks, then one token of each; and where it takes little time, a
+prompt longer than the model's window. Logits may differ by rounding only. So a model that numbers positions
+itself, sees later tokens, or keeps a window where the engine does not look, is never served wrongly.
+"""
+
+from collections.abc import Callable, Sequence
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model.forward_ways import Attention, ForwardWay, own_attention, smallest_window
+from engine.model.loader import read_context_length
+from engine.request import EngineRequest, SamplingParams, describe
+from engine.runner.cached_passes import CachedPasses
+from engine.model.lora_layers import Adapters
+from engine.runner.input_builder import PromptLogitRows
+from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
+from engine.scheduling.sequence import TokenSequence
+
+TOKENS, FIRST_CHUNK = 10, 5
+BEYOND_WINDOW, ROWS = 7, 3
+CHECKED_TOKENS = 2**15
+"""The check writes to the first blocks of the KV cache, of no more tokens than these."""
+
+MAX_OPERATIONS = {"cpu": 2e10, "cuda": 3e13}
+"""A prompt beyond the window is computed if it takes at most this many: a fifth of a second or so."""
+
+TOLERANCE = {torch.float32: 2e-3}
+LOW_PRECISION, MAX_TOLERANCE, TIMES_NOISE = 0.06, 0.3, 6
+"""In few bits the tolerance is a multiple of what two attention functions of transformers differ by."""
+
+Logits = Callable[[SchedulerOutput, Sequence[PromptLogitRows]], Tensor]
+
+
+class ForwardCheck:
+    """Computes what is right when it is made, with transformers' attention that heeds every argument."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        self._network = network
+        vocabulary: int = network.config.get_text_config().vocab_size
+        special = special_tokens(network)
+        usable = [token for token in range(min(vocabulary, 4096)) if token not in special]
+        self._tokens = [
+            [usable[(row * 37 + at * at * 31 + at * 7 + 5) % len(usable)] for at in range(TOKENS)] for row in (0, 1)
+        ]
+        accepts = "use_cache" in inspect.signature(network.forward).parameters
+        self._uncached = {"use_cache": False} if accepts else {}
+        self._tolerance = TOLERANCE.get(network.dtype, LOW_PRECISION)
+        own, eager = own_attention(network), own_attention(network, "eager")
+        self._eager = ForwardWay("cached", eager)
+        self._expected = self._whole(eager)
+        if network.dtype != torch.float32 and own != eager:
+            noise = TIMES_NOISE * difference(self._whole(own), self._expected)
+            self._tolerance = min(max(self._tolerance, noise), MAX_TOLERANCE)
+
+    def _whole(self, attention: Attention) -> Tensor:
+        ForwardWay("cached", attention).use(self._network)
+        with torch.inference_mode():
+            ids = torch.tensor(self._tokens, device=self._network.device)
+            logits: Tensor = self._network(input_ids=ids, **self._uncached).logits
+        return logits.float()
+
+    def fault(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
+        """Why this way is not right, in words; None if it is, or if the cache is too small for the check."""
+        if 2 * -(-TOKENS // block_size) > blocks:
+            return None
+        try:
+            with torch.inference_mode():
+                return self._short(way, logits, block_size) or self._long(way, logits, block_size, blocks)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
+            return describe(error)
+
+    def _short(self, way: ForwardWay, logits: Logits, block_size: int) -> str | None:
+        first, second = (
+            _sequence(tokens, 1 + row * -(-TOKENS // block_size), block_size)
+            for row, tokens in enumerate(self._tokens)
+        )
+        end = TOKENS - 2
+        steps = [[(first, 0, FIRST_CHUNK), (second, 0, end)], [(second, end, 1), (first, FIRST_CHUNK, end - FIRST_CHUNK)]]
+        if way.whole_prompts:
+            steps = [[(first, 0, end), (second, 0, end)]]
+        last = end if way.whole_prompts else end + 1
+        steps.append([(first, end, 1), (second, last, 1)])
+        for step in steps:
+            for (sequence, start, count), own in zip(step, _run(logits, step, TOKENS), strict=True):
+                row = 0 if sequence is first else 1
+                expected = self._expected[row, start : start + count]
+                if (found := difference(own, expected)) > self._tolerance:
+                    return f"logits of {count} tokens from {start} on differ by {found:.2g} from its own forward"
+        first.blocks, second.blocks = [], []
+        return None
+
+    def _long(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
+        network, window = self._network, smallest_window(self._network, way)
+        length = BEYOND_WINDOW + (window or 0)
+        operations = 2.0 * network.num_parameters() * length
+        fits = -(-length // block_size) <= blocks and operations <= MAX_OPERATIONS[network.device.type]
+        if window is None or not fits or length > read_context_length(network.config.get_text_config()):
+            return None
+        tokens, end = (self._tokens[0] * length)[:length], length - 2
+        sequence, half = _sequence(tokens, 1, block_size), 0 if way.whole_prompts else end // 2
+        self._eager.use(network)
+        own = CachedPasses(network, Adapters()).logits
+        expected = [_run(own, [(sequence, *step)], ROWS)[0] for step in ((0, end), (end, 1), (end + 1, 1))]
+        way.use(network)
+        if half:
+            _run(logits, [(sequence, 0, half)], ROWS)
+        for step, right in zip(((half, end - half), (end, 1), (end + 1, 1)), expected, strict=True):
+            found = difference(_run(logits, [(sequence, *step)], ROWS)[0], right)
+            if found > self._tolerance:
+                return f"beyond its window of {window} tokens logits differ by {found:.2g} from its own forward"
+        sequence.blocks = []
+        return None
+
+
+def difference(logits: Tensor, expected: Tensor) -> float:
+    """The median over the rows of their distance in proportion to the spread of what is expected.
+
+    The median, because rounding may lead a few rows to other experts.
+    """
+    spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    distances = (logits.float() - expected.float()).norm(dim=-1) / spread
+    return distances.nan_to_num(nan=torch.inf).median().item()
+
+
+def special_tokens(network: PreTrainedModel) -> set[int]:
+    """Ids that stand for pictures, sounds or padding, or may be computed in a way of their own."""
+    found: set[int] = set()
+    for config in (network.config, network.config.get_text_config()):
+        for name, value in vars(config).items():
+            if name.endswith(("token_id", "token_index")):
+                found.update(value if isinstance(value, list) else [value])
+    return found
+
+
+def _sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
+    greedy = SamplingParams(seed=0, temperature=0.0)
+    sequence = TokenSequence(EngineRequest(request_id="check", prompt=tuple(tokens), max_tokens=1, sampling=greedy))
+    sequence.blocks = list(range(block, block + -(-len(tokens) // block_size)))
+    return sequence
+
+
+def _run(logits: Logits, step: Sequence[tuple[TokenSequence, int, int]], rows: int) -> list[Tensor]:
+    """The logits of at most the last `rows` tokens of each chunk of a step."""
+    plan = tuple(ScheduledChunk(*chunk) for chunk in step)
+    wanted = [
+        PromptLogitRows(c.sequence, c.start, n, range(max(c.count - rows, 0), c.count)) for n, c in enumerate(plan)
+    ]
+    return list(torch.split(logits(plan, wanted)[len(plan) :], [len(each.places) for each in wanted]))
