@@ -153,9 +153,7 @@ class EngineConfig(QueueSettings):
             token_budget = max(default.token_budget, max_running)
         return StepSizes(token_budget, max_running)
 
-    def limits(
-        self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: bool
-    ) -> SchedulerLimits:
+    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: bool) -> SchedulerLimits:
         """`flags` are those of `SchedulerLimits`."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,

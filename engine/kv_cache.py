@@ -124,7 +124,9 @@ class ContiguousBuffer:
         blocks = torch.tensor(used, dtype=torch.long, device=kv_cache.device)
         for tensors, sources in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             for tensor, source in zip(tensors, sources, strict=True):
-                tensor[row, :length] = kv_cache.by_block(source).index_select(0, blocks).flatten(0, 1)[:length]
+                tensor[row, :length] = (
+                    kv_cache.by_block(source).index_select(0, blocks).flatten(0, 1)[:length]
+                )
                 tensor[row, length:] = 0
         self.requests.append(chunk.sequence)
         self.filled.append(length)

@@ -43,23 +43,24 @@ class LayerCall:
 
 
 class AttentionStep(Protocol):
-    """Computes attention in one forward pass; passed through the model as the argument `step`."""
+    """Computes attention in one forward pass; `attending` makes it that of the pass."""
 
     def attend(self, call: LayerCall) -> Tensor:
         """Returns `[T, heads, value size]`."""
 
 
-_current_step: ContextVar[AttentionStep | None] = ContextVar("attention step", default=None)
+current_step: ContextVar[AttentionStep | None] = ContextVar("current_step", default=None)
+"""The step of the forward pass that is running; set by `attending`."""
 
 
 @contextmanager
 def attending(step: AttentionStep | None) -> Iterator[None]:
-    """The step of forward passes in this context, for layers to which the argument is not handed on."""
-    token = _current_step.set(step)
+    """Forward passes in this context attend through the step."""
+    token = current_step.set(step)
     try:
         yield
     finally:
-        _current_step.reset(token)
+        current_step.reset(token)
 
 
 def paged_attention(
@@ -69,7 +70,6 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: AttentionStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -79,7 +79,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """The attention function of transformers: `[B, heads, n, size]` in, `[B, n, heads, size]` out.
 
-    The step gets the tokens of all rows as one packed row. Raises `UnsupportedModel` for arguments that are not implemented.
+    The step gets the tokens of all rows as one packed row. Raises `UnsupportedModel` for arguments that are
+    not implemented.
     """
     name = type(module).__name__
     unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
@@ -89,15 +90,14 @@ def paged_attention(
         raise UnsupportedModel(f"{name} brings an attention mask of its own.")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise UnsupportedModel(f"{name} is not causal.")
-    step = step or _current_step.get()
-    if step is None:
-        raise UnsupportedModel(f"{name} does not hand arguments on to its attention.")
+    step = current_step.get()
+    assert step is not None, "a forward pass runs outside of `attending`"
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedModel(f"{name} does not number its layers.")
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     attended = step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))
-    return attended.unflatten(0, (len(query), -1)), None
+    return attended.view(len(query), -1, *attended.shape[1:]), None
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from engine.attention.paged_attention import (
@@ -22,7 +22,7 @@ from engine.attention.paged_attention import (
     attending,
 )
 from engine.config import ModelRefused, UnsupportedModel
-from engine.model.state_layers import empty_cache, windows_of
+from engine.model.state_layers import empty_cache, is_common, windows_of
 
 Attention = dict[str, str]
 """The name of the attention function of each part of a model, or of "" for all of it."""
@@ -89,8 +89,9 @@ def forward_ways(network: PreTrainedModel, say: Callable[[Exception], str]) -> l
     if ways and ways[0].kind == "states":
         ways.append(replace(ways[0], whole_prompts=True))
     choices = [own] if own == eager else [own, eager]
-    for whole in (False, True):
-        ways += [ForwardWay("cached", names, (), whole, reason) for names in choices]
+    chunked = all(map(is_common, DynamicCache(config=network.config).layers))
+    for whole in (False, True) if chunked else (True,):
+        ways += [ForwardWay("cached", names, whole_prompts=whole, reason=reason) for names in choices]
     ways[0].use(network)
     return ways
 
@@ -146,4 +147,3 @@ def _probe(network: PreTrainedModel, cache: Cache | None) -> dict[int, LayerAtte
 def smallest_window(network: PreTrainedModel, way: ForwardWay) -> int | None:
     windows = [*windows_of(network), *(spec.window for spec in way.layers)]
     return min((window for window in windows if window is not None), default=None)
-

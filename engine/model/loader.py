@@ -39,7 +39,13 @@ LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 length. Up to that length they are constant, so the context is limited to it."""
 
 
-CONTEXT_LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_positions")
+CONTEXT_LENGTHS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_positions",
+)
 UNTOLD_CONTEXT = 2048
 """For models whose positions have no end, such as Bloom and Mamba: what most of them were trained with."""
 

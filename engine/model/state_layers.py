@@ -19,11 +19,11 @@ from transformers.cache_utils import (
 from engine.config import UnsupportedModel
 
 
-class PagedLayer(CacheLayerMixin):
+class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keeps nothing. `seen` is the number of tokens before those of the pass."""
 
     def __init__(self, seen: int = 0, **_settings: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
@@ -43,7 +43,7 @@ class PagedLayer(CacheLayerMixin):
         return -1
 
 
-class PagedStateLayer(LinearAttentionLayer, PagedLayer):
+class PagedStateLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[misc, no-untyped-call, override]
     """A layer that has both a state and attention."""
 
     is_compileable = False
@@ -61,13 +61,18 @@ def empty_cache(network: PreTrainedModel) -> Cache:
     layers: list[Any] = []
     for own in DynamicCache(config=network.config).layers:
         attends = isinstance(own, CacheLayerMixin)
-        if isinstance(own, DynamicIndexedLayer) or not type(own).__module__.startswith("transformers.cache"):
+        if not is_common(own):
             raise UnsupportedModel(f"the paged cache cannot hold layers of the kind {type(own).__name__}.")
         if isinstance(own, LinearAttentionCacheLayerMixin):
             layers.append((PagedStateLayer if attends else LinearAttentionLayer)(own.number_of_states))
         else:
-            layers.append(PagedLayer() if attends else DummyLayer())
+            layers.append(PagedLayer() if attends else DummyLayer())  # type: ignore[no-untyped-call]
     return Cache(layers=layers)
+
+
+def is_common(layer: Any) -> bool:
+    """Whether it keeps all keys, those of a window, or a state; others may depend on a prompt's chunks."""
+    return type(layer).__module__ == Cache.__module__ and not isinstance(layer, DynamicIndexedLayer)
 
 
 def windows_of(network: PreTrainedModel) -> list[int | None]:

@@ -36,6 +36,7 @@ class _RequestCache:
 class CachedPasses:
     def __init__(self, network: PreTrainedModel, adapters: Adapters) -> None:
         self._network: Any = network
+        self._settings = GenerationConfig()  # type: ignore[no-untyped-call]
         self._adapters = adapters
         self._parameters = inspect.signature(network.forward).parameters
         self._caches: WeakKeyDictionary[TokenSequence, _RequestCache] = WeakKeyDictionary()
@@ -46,7 +47,9 @@ class CachedPasses:
             if sequence.blocks is not cache.blocks:
                 del self._caches[sequence]
         return in_plan_order(
-            plan, prompt_rows, {chunk.sequence: self._run(chunk, rows_of(chunk, prompt_rows)) for chunk in plan}
+            plan,
+            prompt_rows,
+            {chunk.sequence: self._run(chunk, rows_of(chunk, prompt_rows)) for chunk in plan},
         )
 
     def _run(self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows]) -> Tensor:
@@ -68,7 +71,7 @@ class CachedPasses:
 
     def _new_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
-        self._network._prepare_cache_for_generation(GenerationConfig(), state, None, 1, 0)
+        self._network._prepare_cache_for_generation(self._settings, state, None, 1, 0)
         return state
 
     def _arguments(

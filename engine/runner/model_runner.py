@@ -16,6 +16,7 @@ from engine.device_copies import AsyncToHost, to_device
 from engine.executor import PendingTokens, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, retain_freed_memory
+from engine.model.forward_ways import ForwardWay
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import Adapters, install_adapters
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
@@ -365,10 +366,12 @@ def _first_right_way(
     """The fastest way that computes what the model's own forward does. Raises `UnsupportedModel`."""
     name, faults = type(model.network).__name__, list[str]()
     try:
-        check = ForwardCheck(model.network)
+        own = next(way.attention for way in model.ways if way.kind == "cached")
+        check = ForwardCheck(model.network, own)
     except Exception as error:
-        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error)}") from error
-    for way in model.ways:
+        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
+
+    def is_right(way: ForwardWay) -> tuple[ModelRunner, SchedulerLimits] | None:
         try:
             executor, limits = _build(replace(model, ways=[way]), adapters, config, progress)
             fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
@@ -377,13 +380,22 @@ def _first_right_way(
             raise
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
             fault = describe(error)
-        if fault is None:
-            if way.reason or faults:
-                log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
-            executor.check_pipelining(refuses=config.pipelined is True)
-            return executor, limits
-        faults.append(f"{way}: {fault}")
-    raise UnsupportedModel(f"{name} is not computed rightly in any way; {'; '.join(faults)}.")
+        if fault is not None:
+            faults.append(f"{way}: {fault}")
+            return None
+        if way.reason or faults:
+            log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
+        executor.check_pipelining(refuses=config.pipelined is True)
+        return executor, limits
+
+    found = next(filter(None, map(is_right, model.ways)), None)
+    if found is None:
+        if not check.expect_cached():
+            raise UnsupportedModel(f"{name} looks at later tokens, so it is no generator of text.")
+        found = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
+    if found is None:
+        raise UnsupportedModel(f"{name} is not computed rightly in any way; {faults[0]}.")
+    return found
 
 
 def _build(

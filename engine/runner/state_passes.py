@@ -1,14 +1,13 @@
-"""`StatePasses`: models whose layers keep states (linear attention, Mamba, convolutions) beside the paged cache.
+"""`StatePasses`: models with states (linear attention, Mamba, convolutions) beside the paged cache.
 
-A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and one `[1, n]` for
-each chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed
+A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and one `[1, n]`
+for each chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed
 anew from its first token on; preemption loses the state as it loses the blocks.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -69,8 +68,8 @@ class StateSlots:
             if held is not None and held[0] is sequence:
                 continue
             other = self.row_of(sequence)
-            for values in (self._rows, self.lengths):
-                values[row], values[other] = values[other], values[row]  # type: ignore[index]
+            self._rows[row], self._rows[other] = self._rows[other], held
+            self.lengths[row], self.lengths[other] = self.lengths[other], self.lengths[row]
             for tensor in self._tensors():
                 tensor[[row, other]] = tensor[[other, row]]
 
@@ -82,7 +81,11 @@ class StateSlots:
                 layers.append(PagedLayer(seen) if isinstance(own, PagedLayer) else own)
                 continue
             count = own.number_of_states
-            layer = PagedStateLayer(count, seen) if isinstance(own, PagedStateLayer) else LinearAttentionLayer(count)
+            layer = (
+                PagedStateLayer(count, seen)
+                if isinstance(own, PagedStateLayer)
+                else LinearAttentionLayer(count)
+            )
             layer.device, layer.dtype, layer.conv_kernel_size = own.device, own.dtype, own.conv_kernel_size
             for (part, n), tensor in states.items():
                 getattr(layer, part)[n] = tensor[first:last]
@@ -134,7 +137,7 @@ class StatePasses:
         self._slots.arrange(order)
         starts = {chunk.sequence: chunk.start for chunk in plan}
         # With a state of zeros, the first token of a request is as any other one.
-        logits = self._run(inputs, 0, len(order), max(1, max(starts.values())), (len(order), 1))[:, 0]
+        logits = self._run(inputs, 0, len(order), max(1, *starts.values()), (len(order), 1))[:, 0]
         for row, sequence in enumerate(order):
             self._slots.lengths[row] = starts[sequence] + 1
         copies = {s: 1 + sum(len(r.places) for r in prompt_rows if r.sequence is s) for s in order}

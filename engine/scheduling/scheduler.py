@@ -23,8 +23,8 @@ one prefill. It waits only for running requests of its own or a better priority,
 
 A step has tokens of one picture at most. Some models compute a picture whole (`whole_images`: Gemma), because
 its tokens attend to each other in both directions: a step with such a picture may exceed its token budget, by
-less than the picture's tokens. Where prompts are computed whole (`whole_prompts`), a step exceeds its budget by
-less than one prompt.
+less than the picture's tokens. Where prompts are computed whole (`whole_prompts`), a step exceeds its budget
+by less than one prompt.
 """
 
 from bisect import bisect_left, insort
