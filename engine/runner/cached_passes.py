@@ -7,6 +7,7 @@ not at the chunk's start, after a failed step, is computed anew from its first t
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,10 +35,11 @@ class _RequestCache:
 
 
 class CachedPasses:
-    def __init__(self, network: PreTrainedModel, adapters: Adapters) -> None:
+    def __init__(self, network: PreTrainedModel, adapters: Adapters, *, whole_prompts: bool = False) -> None:
         self._network: Any = network
         self._settings = GenerationConfig()  # type: ignore[no-untyped-call]
         self._adapters = adapters
+        self._whole_prompts = whole_prompts
         self._parameters = inspect.signature(network.forward).parameters
         self._caches: WeakKeyDictionary[TokenSequence, _RequestCache] = WeakKeyDictionary()
 
@@ -53,10 +55,26 @@ class CachedPasses:
         )
 
     def _run(self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows]) -> Tensor:
-        sequence, end = chunk.sequence, chunk.start + chunk.count
+        sequence = chunk.sequence
         cache = self._caches.pop(sequence, None)  # gone if the pass fails
         if cache is None or cache.length != chunk.start:
             chunk, rows, cache = *from_start(chunk, rows), None
+        first, *others = pieces_of(chunk) if self._whole_prompts else [chunk]
+        logits, cache = self._pass(first, rows, cache)
+        for piece in others:
+            last, cache = self._pass(piece, (), cache)
+            logits = torch.cat((last, logits[1:]))
+        if cache is not None:
+            self._caches[sequence] = cache
+        return logits
+
+    def _pass(
+        self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows], cache: _RequestCache | None
+    ) -> tuple[Tensor, _RequestCache | None]:
+        """The logits, and the cache after the pass; None if the model has none and computes all anew."""
+        sequence, end = chunk.sequence, chunk.start + chunk.count
+        if cache is None:
+            chunk, rows = from_start(chunk, rows)
         row = PackedRow((chunk,), (chunk,), rows, self._adapters.indexes)
         row.send(self._network.device)
         inputs = row.inputs(None)
@@ -64,10 +82,10 @@ class CachedPasses:
         state = self._new_state() if cache is None else cache.state
         outputs = self._network(**self._arguments(sequence.tokens[:end], chunk.start, state, inputs.ends))
         states = {name: outputs[name] for name in ALL_CACHE_NAMES if outputs.get(name) is not None}
-        if states:  # else each step computes all tokens
-            self._caches[sequence] = _RequestCache(states, sequence.blocks, end)
         logits: Tensor = outputs.logits[0]
-        return logits if len(logits) == len(inputs.ends) else logits.index_select(0, inputs.ends)
+        if len(logits) != len(inputs.ends):
+            logits = logits.index_select(0, inputs.ends)
+        return logits, _RequestCache(states, sequence.blocks, end) if states else None
 
     def _new_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -131,6 +149,14 @@ def from_start(
     start, end = chunk.start, chunk.start + chunk.count
     shifted = [replace(r, places=range(r.places.start + start, r.places.stop + start)) for r in rows]
     return ScheduledChunk(chunk.sequence, 0, end), shifted
+
+
+def pieces_of(chunk: ScheduledChunk) -> list[ScheduledChunk]:
+    """The prompt whole and each generated token alone, as they were first computed."""
+    request = chunk.sequence.request
+    end, prompt = chunk.start + chunk.count, len(request.prompt) - request.output_offset
+    cuts = [chunk.start, *range(max(prompt, chunk.start + 1), end), end]
+    return [ScheduledChunk(chunk.sequence, start, stop - start) for start, stop in pairwise(cuts)]
 
 
 def in_plan_order(

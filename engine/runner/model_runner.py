@@ -165,11 +165,13 @@ class ModelRunner:
         self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
         self._passes: CachedPasses | StatePasses | None = None
         """Computes steps where it is not done in one packed row."""
+        whole = model.way.whole_prompts
         if model.way.kind == "cached":
-            self._passes = CachedPasses(model.network, adapters)
+            self._passes = CachedPasses(model.network, adapters, whole_prompts=whole)
         elif model.way.states is not None:
+            builder, states = self._input_builder, model.way.states
             self._passes = StatePasses(
-                model.network, adapters, self._input_builder, model.way.states, max_running
+                model.network, adapters, builder, states, max_running, whole_prompts=whole
             )
         self._static = static
         self._device_tokens: DeviceTokens | None = None

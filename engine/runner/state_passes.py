@@ -1,6 +1,6 @@
 """`StatePasses`: models with states (linear attention, Mamba, convolutions) beside the paged cache.
 
-A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and one `[1, n]`
+A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and a pass `[1, n]`
 for each chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed
 anew from its first token on; preemption loses the state as it loses the blocks.
 """
@@ -8,6 +8,7 @@ anew from its first token on; preemption loses the state as it loses the blocks.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -15,7 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, Line
 from engine.attention.paged_attention import attending
 from engine.model.lora_layers import Adapters
 from engine.model.state_layers import PagedLayer, PagedStateLayer
-from engine.runner.cached_passes import from_start, in_plan_order, rows_of
+from engine.runner.cached_passes import from_start, in_plan_order, pieces_of, rows_of
 from engine.runner.input_builder import ForwardInputs, PromptLogitRows
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -108,12 +109,20 @@ def states_of(layer: Any) -> list[tuple[str, int, Tensor]]:
 
 class StatePasses:
     def __init__(
-        self, network: PreTrainedModel, adapters: Adapters, builder: Builder, template: Cache, rows: int
+        self,
+        network: PreTrainedModel,
+        adapters: Adapters,
+        builder: Builder,
+        template: Cache,
+        rows: int,
+        *,
+        whole_prompts: bool,
     ) -> None:
         self._network = network
         self._adapters = adapters
         self._builder = builder
         self._slots = StateSlots(template, rows)
+        self._whole_prompts = whole_prompts
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
         """Those of the last token of each chunk, in the order of `sampling_first`, then of `prompt_rows`."""
@@ -126,7 +135,11 @@ class StatePasses:
                 rows = rows_of(chunk, prompt_rows)
                 if not current[chunk.sequence]:
                     chunk, rows = from_start(chunk, rows)  # noqa: PLW2901
-                logits[chunk.sequence] = self._compute_chunk(chunk, rows)
+                first, *others = pieces_of(chunk) if self._whole_prompts else [chunk]
+                found = self._compute_chunk(first, rows)
+                for piece in others:
+                    found = torch.cat((self._compute_chunk(piece, ()), found[1:]))
+                logits[chunk.sequence] = found
         return in_plan_order(plan, prompt_rows, logits)
 
     def _decode(

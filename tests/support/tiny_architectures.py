@@ -21,15 +21,8 @@ from transformers import (
 from tests.support.engines import VOCABULARY
 
 WIDTHS = (
-    "hidden_size",
-    "d_model",
-    "n_embd",
-    "n_embed",
-    "dim",
-    "embed_dim",
-    "encoder_hidden_size",
-    "word_embed_proj_dim",
-)
+    "hidden_size", "d_model", "n_embd", "n_embed", "dim", "embed_dim", "encoder_hidden_size", "word_embed_proj_dim",
+)  # fmt: skip
 INNER = (
     "intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "ffn_hidden_size",
     "d_ff", "d_inner", "shared_expert_intermediate_size", "dense_intermediate_size", "mlp_hidden_size", "ffn_dim_exp",
@@ -93,6 +86,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 OWN: dict[str, dict[str, Any]] = {
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "BambaConfig": {"attn_layer_indices": [1, 3]},
     "BailingHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},

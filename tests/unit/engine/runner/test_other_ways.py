@@ -1,4 +1,4 @@
-"""Models that cannot be computed in one packed row: with states beside the KV cache, or transformers' own cache."""
+"""Models that no packed row fits: with states beside the KV cache, or with transformers' own cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,8 @@ class Family:
     def start(self, **settings: Any) -> Bench:
         return start_model(self.folder, **{"token_budget": 24, "max_running": 4, **settings})
 
-    def expected(self) -> list[list[int]]:
-        return [generate(self.reference, prompt, COUNT) for prompt in self.prompts()]
+    def expected(self, count: int = COUNT) -> list[list[int]]:
+        return [generate(self.reference, prompt, count) for prompt in self.prompts()]
 
 
 FAMILIES = {
@@ -39,7 +39,7 @@ FAMILIES = {
     "Llama4Text": "cached",
     "Bloom": "cached",
     "Moshi": "cached, whole",
-    "Mamba": "cached",
+    "Mamba": "cached, whole",
 }
 
 
@@ -50,8 +50,8 @@ def family(request: pytest.FixtureRequest) -> Family:
     return Family(folder, reference, FAMILIES[request.param])
 
 
-def tokens_of(bench: Bench, prompts: list[list[int]], **settings: Any) -> list[list[int]]:
-    requests = [make_request(str(n), prompt, COUNT, **settings) for n, prompt in enumerate(prompts)]
+def tokens_of(bench: Bench, prompts: list[list[int]], count: int = COUNT, **settings: Any) -> list[list[int]]:
+    requests = [make_request(str(n), prompt, count, **settings) for n, prompt in enumerate(prompts)]
     return [outcome.tokens for outcome in bench.run(*requests)]
 
 
@@ -72,8 +72,8 @@ def test_tokens_equal_those_of_generate_together_and_in_a_second_turn(family: Fa
 
 
 def test_requests_that_lose_their_blocks_go_on_as_they_would_have(family: Family) -> None:
-    bench = family.start(kv_blocks=8)
-    assert tokens_of(bench, family.prompts()) == family.expected()
+    bench = family.start(kv_blocks=11)
+    assert tokens_of(bench, family.prompts(), count=40) == family.expected(40)
     assert bench.engine.stats().preemptions > 0
     bench.engine.close(drain=True)
 
@@ -84,14 +84,14 @@ def test_a_pass_that_fails_half_way_is_computed_anew(family: Family) -> None:
     def fail_at_times(_module: object, _arguments: object, _output: object) -> None:
         nonlocal passes
         passes += 1
-        if passes % 7 == 5:
+        if passes in (9, 20):
             raise torch.OutOfMemoryError("no room")
 
     hook = bench.network.register_forward_hook(fail_at_times)
     found = tokens_of(bench, family.prompts())
     hook.remove()
     assert found == family.expected()
-    assert passes > 7
+    assert passes > 20
     bench.engine.close(drain=True)
 
 
@@ -123,12 +123,12 @@ def test_prompt_logprobs_are_those_of_the_models_own_forward(family: Family) -> 
     bench = family.start(token_budget=10)
     bench.run(make_request("asked", prompt, 2, prompt_logprobs=1))
     told = [m for m in bench.listener.of("asked") if isinstance(m, PromptLogprobs)]
-    found = [each.logprob for part in told for each in part.logprobs]
+    found = [each.chosen for part in told for each in part.logprobs]
     bench.engine.close(drain=True)
     with torch.inference_mode():
         logits = family.reference(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
     right = [logits[place, token].item() for place, token in enumerate(prompt[1:])]
-    if "whole" not in family.way:  # Moshi's window is not in a forward without a cache
+    if "Moshi" not in type(family.reference).__name__:  # its window is not in a forward without a cache
         assert found == pytest.approx(right, abs=1e-3)
     assert len(found) == len(right)
 
