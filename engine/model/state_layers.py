@@ -43,7 +43,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-class PagedStateLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[misc, no-untyped-call, override]
+class PagedStateLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-untyped-call, override]
     """A layer that has both a state and attention."""
 
     is_compileable = False

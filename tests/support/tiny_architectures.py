@@ -21,11 +21,13 @@ from transformers import (
 from tests.support.engines import VOCABULARY
 
 WIDTHS = (
-    "hidden_size", "d_model", "n_embd", "n_embed", "dim", "embed_dim", "encoder_hidden_size", "word_embed_proj_dim",
+    "hidden_size", "d_model", "n_embd", "n_embed", "dim", "embed_dim", "encoder_hidden_size",
+    "word_embed_proj_dim",
 )  # fmt: skip
 INNER = (
     "intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "ffn_hidden_size",
-    "d_ff", "d_inner", "shared_expert_intermediate_size", "dense_intermediate_size", "mlp_hidden_size", "ffn_dim_exp",
+    "d_ff", "d_inner", "shared_expert_intermediate_size", "dense_intermediate_size",
+    "mlp_hidden_size", "ffn_dim_exp",
 )  # fmt: skip
 LAYERS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "depth",
@@ -176,7 +178,7 @@ def save_tiny(kind: Any) -> tuple[Path, Any]:
             faults.append(error)
     else:
         raise faults[0]
-    model.generation_config = transformers.GenerationConfig()  # no forced tokens
+    model.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call] # no forced tokens
     directory = tempfile.TemporaryDirectory(prefix="holdfast-model-")
     atexit.register(directory.cleanup)
     model.save_pretrained(directory.name)

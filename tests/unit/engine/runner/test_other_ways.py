@@ -98,7 +98,7 @@ def test_a_pass_that_fails_half_way_is_computed_anew(family: Family) -> None:
 def test_an_answer_that_is_resumed_from_its_tokens_goes_on_with_the_same(family: Family) -> None:
     prompts = family.prompts()
     bench = family.start()
-    sampled = {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.2}
+    sampled: dict[str, Any] = {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.2}
     whole = tokens_of(bench, prompts, **sampled)
     for number, (prompt, tokens) in enumerate(zip(prompts, whole, strict=True)):
         rest = make_request(f"rest {number}", prompt + tokens[:6], COUNT - 6, output_offset=6, **sampled)
