@@ -166,8 +166,10 @@ def test_a_shell_of_the_client_stays_the_clients(client: OpenAI, container: Fake
 
 
 def test_a_forced_shell_is_called(client: OpenAI, container: FakeMcp) -> None:
-    client.responses.create(model=MODEL, input="Reckon it.", tools=[SHELL], tool_choice={"type": "shell"})
-    assert [call["name"] for call in container.calls] == ["shell"]
+    told = client.responses.create(
+        model=MODEL, input="Reckon it.", tools=[SHELL], tool_choice={"type": "shell"}
+    )
+    assert [call["name"] for call in container.calls] == ["shell"], told.to_json()
 
 
 @pytest.mark.parametrize(
