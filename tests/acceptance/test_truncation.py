@@ -88,7 +88,7 @@ def test_a_response_says_how_many_items_its_prompt_left_out(api: Api) -> None:
     assert "dropped_items" not in api.create(**body, input=TASK)
 
 
-@pytest.mark.parametrize("turns", [50, *faults_only(100)])
+@pytest.mark.parametrize("turns", [70, *faults_only(100)])
 def test_prompts_of_a_long_loop_begin_mostly_as_the_one_before(api: Api, turns: int) -> None:
     body: dict[str, Any] = {"truncation": "auto", "tools": [TOOL], "max_output_tokens": 20}
     items, prompts = [*TASK], [""]
