@@ -407,22 +407,11 @@ def _build(
     way = model.way
     is_packed = way.kind == "packed"
     way.use(model.network)
-    attention = AttentionChoice(f"{way.text_attention} of transformers", config.block_size or BLOCK_SIZE)
     if not is_packed:
         model = replace(model, image_processor=None)
         if config.decode in ("graphs", "static") or config.pipelined:
             raise ModelRefused(f"neither graphs nor pipelined steps are possible in {way}.")
-    if way.kind != "cached":
-        attention = choose_attention(
-            model.specs,
-            model.dtype,
-            model.device,
-            requested=config.attention,
-            block_size=config.block_size,
-            kernels=candidates(model.device, config.attention, config.hub_kernel),
-        )
-    elif config.attention in ("flash", "varlen"):
-        raise ModelRefused(f"attention {config.attention} is not possible in {way}.")
+    attention = _choose_attention(model, config)
     gpu_free = free_gpu_memory(model.device)
     bytes_, sizes = _cache_sizes(model, adapters, config, config.step_sizes(gpu_free), gpu_free)
     kv_cache = _make_kv_cache(model, config, attention.block_size, gpu_free, bytes_, progress)
@@ -462,3 +451,19 @@ def _build(
         whole_prompts=way.whole_prompts,
         shares_prefixes=is_packed,
     )
+
+
+def _choose_attention(model: LoadedNetwork, config: EngineConfig) -> AttentionChoice:
+    way = model.way
+    if way.kind != "cached":
+        return choose_attention(
+            model.specs,
+            model.dtype,
+            model.device,
+            requested=config.attention,
+            block_size=config.block_size,
+            kernels=candidates(model.device, config.attention, config.hub_kernel),
+        )
+    if config.attention in ("flash", "varlen"):
+        raise ModelRefused(f"attention {config.attention} is not possible in {way}.")
+    return AttentionChoice(f"{way.text_attention} of transformers", config.block_size or BLOCK_SIZE)

@@ -1,8 +1,8 @@
 """`StatePasses`: models with states (linear attention, Mamba, convolutions) beside the paged cache.
 
 A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and a pass for each
-chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed anew from
-its first token on; preemption loses the state as it loses the blocks.
+chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed anew
+from its first token on; preemption loses the state as it loses the blocks.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,7 @@ A configuration is filled with small numbers wherever it has a setting of such a
 """
 
 import atexit
+import copy
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -154,10 +155,12 @@ def tiny_config(kind: Any, variant: dict[str, Any]) -> Any:
 
 
 def _build(auto: Any, config: Any) -> Any:
+    with torch.device("meta"):
+        parameters = auto.from_config(copy.deepcopy(config), dtype=torch.float32).num_parameters()
+    if parameters > 20_000_000:
+        raise ValueError(f"{parameters:,} parameters are not tiny")
     torch.manual_seed(7)
     model = auto.from_config(config, dtype=torch.float32)
-    if model.num_parameters() > 20_000_000:
-        raise ValueError(f"{model.num_parameters():,} parameters are not tiny")
     model.eval()
     prompt = torch.arange(3, 20)[None]
     model.generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0)
