@@ -88,6 +88,21 @@ SMALL: dict[str, Any] = {
     "is_encoder_decoder": False, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
 }  # fmt: skip
 
+PADDED = (
+    "CamembertConfig", "Data2VecTextConfig", "RobertaConfig", "RobertaPreLayerNormConfig", "XLMRobertaConfig",
+    "XLMRobertaXLConfig",
+)  # fmt: skip
+"""They number positions from the padding on."""
+SECTIONED = (
+    "Qwen2VLTextConfig", "Qwen2_5_VLTextConfig", "PaddleOCRTextConfig", "Glm4vTextConfig", "Glm46VTextConfig",
+    "GlmgaTextConfig", "Glm4vMoeTextConfig", "GlmOcrTextConfig",
+)  # fmt: skip
+SECTIONS = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "mrope_section": [1, 1, 2],
+    "partial_rotary_factor": 1.0,
+}
 OWN: dict[str, dict[str, Any]] = {
     "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
@@ -97,11 +112,18 @@ OWN: dict[str, dict[str, Any]] = {
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]], "window_size": 12},
     "GPTJConfig": {"rotary_dim": 4},
     "CodeGenConfig": {"rotary_dim": 4},
-    "CamembertConfig": {"pad_token_id": 1},
-    "Data2VecTextConfig": {"pad_token_id": 1},
+    **{name: {"pad_token_id": 1} for name in PADDED},
     "Glm5NextConfig": {"num_key_value_heads": 4},
-    "Dots3NoteTextConfig": {"num_key_value_heads": 4},
-    "Ernie4_5_VLMoeConfig": {},
+    "Glm5NextTextConfig": {"num_key_value_heads": 4},
+    "Dots3NoteTextConfig": {"num_key_value_heads": 4, "per_layer_config": None},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "KimiLinearConfig": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
+    "CohereCompassTextConfig": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    **{name: {"rope_parameters": SECTIONS} for name in SECTIONED},
 }
 """Settings of single configurations."""
 
