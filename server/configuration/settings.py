@@ -57,7 +57,9 @@ class Config(
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
-        if self.role == "api" and self.engine == "model":
+        if self.role == "api" and (
+            self.engine == "model" or (self.engine, self.engine_url) == ("auto", None)
+        ):
             raise ConfigError(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )
