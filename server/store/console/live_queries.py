@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
-from server.protocol.responses.request import IDLE_PRIORITY
+from engine.request import IDLE_PRIORITY
 from server.store.console.time_limit import limit_time
 
 MAX_REPLICAS: Final = 50
