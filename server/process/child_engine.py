@@ -1,8 +1,8 @@
 """`ChildEngine`: a server of vLLM or llama.cpp that this process starts, watches and ends.
 
-It listens on loopback, on a port and with a key of its own. What it writes goes to the log. When it dies, it is
-started again after a pause that grows, and responses go on as with any server that comes back. Between the two
-processes is `engine_guard`, so that the engine ends with a server that was killed.
+It listens on loopback, on a port and with a key of its own. What it writes goes to the log. When it dies, it
+is started again after a pause that grows, and responses go on as with any server that comes back. Between the
+two processes is `engine_guard`, so that the engine ends with a server that was killed.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The program between a server and the engine that it has started: neither outlives the other.
 
-Run as `python engine_guard.py COMMAND...`, it starts the command in a process group of its own, whose output
-is its own. When the command ends, it exits with its code; when its standard input ends, because the server has
-stopped or was killed, it ends the group. It imports nothing of the server.
+Run as `python engine_guard.py COMMAND...`, it starts the command in a process group of its own. When the
+command ends, it exits with its code; when its standard input ends, because the server has stopped or was
+killed, it ends the group. It imports nothing of the server.
 """
 
 import ctypes
