@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from engine.config import ModelRefused
+from engine.remote.gguf_folder import write_folder
 from server.configuration.model_source import EngineUrl, HubModel, read_source
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
@@ -18,7 +20,6 @@ from server.configuration.shipped_files import model_folder
 from server.configuration.unusable_models import check_files
 from server.errors import ConfigError
 from server.process.engine_choice import PROGRAMS, choose_engine, this_machine
-from server.process.gguf_folder import write_folder
 from server.process.running_server import ask_server
 
 
@@ -31,7 +32,7 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
     config = _with_server(config)
     source = None if config.model is None else read_source(config.model)
     file = _gguf_file(config, source)
-    config = _with_engine(config, say, is_gguf=file is not None)
+    config, why = _with_engine(config, is_gguf=file is not None)
     if isinstance(source, HubModel):
         # Imported for ids only: it brings an HTTP client.
         from server.process.model_download import download
@@ -46,13 +47,18 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
             config = replace(config, model=path)
         else:
             file = path
+    if why:
+        say(f"The engine is {config.engine}: {why}.")
     if file is None:
         return config
     if config.model is not None and not isinstance(source, HubModel) and config.model != file:
         return replace(config, gguf=file)  # the folder is named beside the file
     folder = Path(tempfile.mkdtemp(prefix="holdfast-gguf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_folder(file, folder)
+    try:
+        write_folder(file, folder)
+    except ModelRefused as error:
+        raise ConfigError(str(error)) from error
     return replace(config, model=folder, gguf=file, model_name=config.model_name or file.stem)
 
 
@@ -85,12 +91,13 @@ def _gguf_file(config: Config, source: object) -> Path | None:
     return source if isinstance(source, Path) and source.suffix == ".gguf" and source.is_file() else None
 
 
-def _with_engine(config: Config, say: Callable[[str], None], *, is_gguf: bool) -> Config:
+def _with_engine(config: Config, *, is_gguf: bool) -> tuple[Config, str]:
+    """The settings with an engine, and the reason for it; an empty one if it was set."""
+    why = ""
     if config.engine == "auto" and config.model is None and not is_gguf:
-        return replace(config, engine="model")  # the demo model
+        return replace(config, engine="model"), why  # the demo model
     if config.engine == "auto":
         engine, why = choose_engine(this_machine(), is_gguf=is_gguf, has_adapters=config.adapters is not None)
-        say(f"The engine is {engine}: {why}.")
         config = replace(config, engine=engine)
     if config.engine in PROGRAMS and config.engine_url is None:
         if shutil.which(PROGRAMS[config.engine]) is None:
@@ -103,4 +110,4 @@ def _with_engine(config: Config, say: Callable[[str], None], *, is_gguf: bool) -
                 "llama-server runs GGUF files: name one as the model, or beside its folder by gguf, or set "
                 "engine-url to a server that runs."
             )
-    return config
+    return config, why

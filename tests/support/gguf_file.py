@@ -27,6 +27,10 @@ def _value(value: object) -> bytes:
     raise TypeError(type(value))
 
 
-def write_gguf(file: Path, values: Mapping[str, object]) -> None:
+def gguf_bytes(values: Mapping[str, object]) -> bytes:
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(values))
-    file.write_bytes(head + b"".join(_string(name) + _value(value) for name, value in values.items()))
+    return head + b"".join(_string(name) + _value(value) for name, value in values.items())
+
+
+def write_gguf(file: Path, values: Mapping[str, object]) -> None:
+    file.write_bytes(gguf_bytes(values))

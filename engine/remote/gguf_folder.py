@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from engine.config import ModelRefused
 from engine.remote.gguf_metadata import read_metadata
-from server.errors import ConfigError
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,14 +52,14 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 def write_folder(file: Path, folder: Path) -> None:
-    """Writes config.json, tokenizer.json and tokenizer_config.json. Raises ConfigError if it cannot."""
+    """Writes config.json, tokenizer.json and tokenizer_config.json. Raises ModelRefused if it cannot."""
     try:
         told = read_metadata(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as a GGUF file: {error}. Fetch it again.") from error
+        raise ModelRefused(f"{file} cannot be read as a GGUF file: {error}. Fetch it again.") from error
     tokens = told.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
-        raise ConfigError(f"{file} has no tokenizer in it, so no prompt can be written for it.")
+        raise ModelRefused(f"{file} has no tokenizer in it, so no prompt can be written for it.")
     architecture = str(told.get("general.architecture"))
     config: dict[str, Any] = {
         "model_type": architecture.replace("-", "_"),
@@ -109,13 +109,13 @@ def _tokenizer(file: Path, told: dict[str, Any], tokens: list[str]) -> Tokenizer
 
 
 def _sentencepiece(file: Path) -> Tokenizer:
-    """A tokenizer of another kind, as transformers makes it. Raises ConfigError."""
+    """A tokenizer of another kind, as transformers makes it. Raises ModelRefused."""
     try:
         from transformers import AutoTokenizer
 
         made: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:
-        raise ConfigError(
+        raise ModelRefused(
             f"The tokenizer in {file} cannot be read here: set --model to a folder with the model's "
             f"config.json, tokenizer.json and chat template, and --gguf {file}."
         ) from error

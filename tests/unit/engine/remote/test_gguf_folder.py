@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from engine.config import ModelRefused
+from engine.remote.gguf_folder import write_folder
 from engine.remote.gguf_metadata import read_metadata
 from server.configuration.shipped_files import demo_model_folder
-from server.errors import ConfigError
-from server.process.gguf_folder import write_folder
 from tests.support.gguf_file import write_gguf
 
 DEMO: dict[str, Any] = json.loads((demo_model_folder() / "tokenizer.json").read_bytes())
@@ -87,12 +87,12 @@ def test_a_file_that_is_cut_anywhere_is_refused(file: Path) -> None:
     whole = file.read_bytes()
     for size in [*range(1, 200), len(whole) // 2, len(whole) - 1]:
         file.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=r"cannot be read as a GGUF file: .* Fetch it again\."):
+        with pytest.raises(ModelRefused, match=r"cannot be read as a GGUF file: .* Fetch it again\."):
             write_folder(file, file.parent)
 
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file, {"general.architecture": "clip"})
-    with pytest.raises(ConfigError, match="has no tokenizer in it"):
+    with pytest.raises(ModelRefused, match="has no tokenizer in it"):
         write_folder(file, tmp_path)
