@@ -6,8 +6,10 @@ Elsewhere models are random or know nothing, so a wrong answer looks like a righ
 import heapq
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -153,3 +155,14 @@ def test_bfloat16_expects_a_text_as_float32_does(start_server: StartServer, conn
         server.stop()
     assert measured["bfloat16"] == pytest.approx(measured["float32"], rel=0.02)
     assert measured["float32"] < 40
+
+
+def test_without_its_template_it_answers_messages_as_plain_text(
+    start_server: StartServer, connect: Connect, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FOLDER, tmp_path / NAME, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    server = start_server(engine="model", model=folder)
+    assert "no chat template" in server.said()
+    said = ask(connect(server), "What is the capital of France?", max_output_tokens=40).output_text
+    assert "Paris" in said
+    assert "User:" not in said
