@@ -18,7 +18,6 @@ from server.configuration.unusable_models import OTHER_ENGINE, check_files, chec
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.model_format import ModelFormat
@@ -102,10 +101,13 @@ def _image_reader(config: Config) -> ImageReader:
 
 def _check_format(model_format: ChatTemplateFormat, config: Config, say: Callable[[str], None]) -> None:
     """Says what is not served with this template. Raises ConfigError if answers would be garbled."""
-    if not model_format.has_template:
-        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
-        return
-    if model_format.describes_tools:
+    if model_format.is_plain:
+        say(
+            "This model has no chat template, as base models have none: messages are written as plain text, "
+            "and answers may be poor. The setting chat-template takes a file with one; /v1/completions needs "
+            "none."
+        )
+    elif model_format.describes_tools:
         say("The chat template writes no tools, so they are described in the system message.")
     unread = contradictions(model_format)
     if "calls" in unread and config.tool_parser is None:

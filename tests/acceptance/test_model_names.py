@@ -158,6 +158,27 @@ def test_a_disk_without_room_is_found_before_the_download(monkeypatch: pytest.Mo
     assert hub.downloads == []
 
 
+def test_models_of_the_cache_are_listed_with_their_engines(hub: FakeHub) -> None:
+    words = command("models", "--json")
+    empty = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=True)
+    assert empty.stdout == ""
+    assert "holdfast serve OWNER/NAME" in empty.stderr
+    with hub:
+        said_of("acme/demo", "acme/demo-GGUF:q8_0", "acme/embedder", "acme/lora")
+    listed = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=True)
+    models = {model["model"]: model for model in map(json.loads, listed.stdout.splitlines())}
+    assert {name: model["engine"] for name, model in models.items()} == {
+        "acme/demo": "model",
+        "acme/demo-GGUF": "llama-server",
+        "acme/embedder": None,
+        "acme/lora": None,
+    }
+    assert models["acme/demo"]["bytes"] == sum(map(len, DEMO.values()))
+    assert models["acme/demo-GGUF"]["note"] == "demo-Q8_0.gguf"
+    assert models["acme/embedder"]["note"].startswith("acme/embedder (BertModel) is a model for embeddings")
+    assert models["acme/lora"]["note"].startswith("acme/lora is a LoRA adapter")
+
+
 def test_a_command_without_a_model_of_that_name_ends_with_one_sentence(hub: FakeHub) -> None:
     with hub:
         words = command("serve", "acme/nothing")
