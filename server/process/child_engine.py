@@ -6,7 +6,6 @@ two processes is `engine_guard`, so that the engine ends with a server that was 
 """
 
 import logging
-import os
 import secrets
 import shlex
 import socket
@@ -20,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
+from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
@@ -41,6 +41,8 @@ MAX_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 300.0
 """An engine that ran for so long is started again after the first pause."""
 STOP_SECONDS = engine_guard.END_SECONDS + 5
+_SECRETS = ("HOLDFAST_", "DATABASE_", "PG")
+"""Beginnings of variables that are none of an engine's business: keys, and the way to the database."""
 _KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llama-server": "LLAMA_API_KEY"}
 
 
@@ -67,7 +69,8 @@ class ChildEngine(Worker):
         port, key = _free_port(), secrets.token_urlsafe(32)
         self._program = PROGRAMS[config.engine]
         self._command = engine_command(config, folder, name, port)
-        self._environment = {**os.environ, _KEY_VARIABLES[config.engine]: key}
+        variables = child_environment({_KEY_VARIABLES[config.engine]: key})
+        self._environment = {name: variables[name] for name in variables if not name.startswith(_SECRETS)}
         self._url = f"http://127.0.0.1:{port}"
         self.config = replace(config, engine_url=self._url, engine_api_key=key)
         """The settings, with this engine's address and key."""
