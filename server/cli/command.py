@@ -126,12 +126,13 @@ def add_model_argument(command: argparse.ArgumentParser) -> None:
 
 
 def _metavar(setting: Setting) -> str:
-    """The values of a setting in help texts: its choices, or the kind of value."""
+    """The values of a setting in help texts: its choices, the kind of value, or what a text is."""
     if setting.choices:
         return "|".join(setting.choices)
     if setting.kind == "float":
         return "SECONDS" if "seconds" in setting.name else "NUMBER"
-    return {"int": "N", "Path": "PATH"}.get(setting.kind, "URL" if setting.name.endswith("_url") else "TEXT")
+    last_word = setting.name.rpartition("_")[2].upper()
+    return "MODEL" if setting.name == "model" else {"int": "N", "Path": "PATH"}.get(setting.kind, last_word)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ log = logging.getLogger("holdfast.serve")
 _COMMANDS = (
     ("serve", "serve a model", ""),
     ("doctor", "load the model, check it on this machine and ask the database; changes nothing", "doctor"),
+    ("models", "list the models in the Hugging Face cache, and the engine that serves each", "models"),
     ("keys", "API keys", "keys"),
     ("tenants", "tenants' settings", "tenants"),
     ("prices", "prices of models", "prices"),

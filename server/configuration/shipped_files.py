@@ -3,11 +3,10 @@
 Shipped files are beside the packages in a checkout, inside them in a wheel.
 """
 
-import os
 from pathlib import Path
 
 from server.configuration.settings import Config
-from server.configuration.unusable_models import refusal_without_config
+from server.configuration.unusable_models import refusal_without_config, refused_if_unreadable
 from server.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,16 +30,10 @@ def model_folder(config: Config) -> Path:
 
     Raises ConfigError if it is not a model folder or may not be read.
     """
-    folder = config.model or demo_model_folder()
-    try:
-        found = _snapshot(folder)
+    with refused_if_unreadable():
+        found = _snapshot(config.model or demo_model_folder())
         if not (found / "config.json").is_file():
             raise ConfigError(refusal_without_config(found))
-    except PermissionError as error:
-        raise ConfigError(
-            f"{error.filename} may not be read by the user with the id {os.geteuid()}, who runs this "
-            "process; chmod -R a+rX on the model's folder lets everybody read it."
-        ) from error
     return found.resolve()
 
 

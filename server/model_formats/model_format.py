@@ -87,6 +87,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     stop_ids: frozenset[int]
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end the output, beside those of the request."""
     images: tuple[PromptImage, ...] = ()
     opens_reasoning: bool = False
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""

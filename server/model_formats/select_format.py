@@ -25,8 +25,8 @@ def load_model_format(
 ) -> ModelFormat:
     """The model format of the model in `folder`, whose generation ends with one of `stop_ids`. `places` lists
     further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`, detected by
-    default. `chat_template` replaces the folder's; without either no messages are written. Other parameters
-    are those of ModelInfo. Raises FileNotFoundError or ValueError for an unusable folder.
+    default. `chat_template` replaces the folder's; without either messages are written plainly. Other
+    parameters are those of ModelInfo. Raises FileNotFoundError or ValueError for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))

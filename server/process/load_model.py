@@ -18,7 +18,6 @@ from server.configuration.unusable_models import OTHER_ENGINE, check_files, chec
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.model_format import ModelFormat
@@ -39,7 +38,7 @@ def load_model(
     """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
     check_engine_settings(config)
-    check_files(folder, with_weights=config.engine == "model")
+    check_files(folder, with_weights=config.engine in ("auto", "model"))
     check_template(folder, config.chat_template)
     if config.engine == "scripted":
         from server.process.scripted_model import scripted_engine
@@ -102,10 +101,13 @@ def _image_reader(config: Config) -> ImageReader:
 
 def _check_format(model_format: ChatTemplateFormat, config: Config, say: Callable[[str], None]) -> None:
     """Says what is not served with this template. Raises ConfigError if answers would be garbled."""
-    if not model_format.has_template:
-        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
-        return
-    if model_format.describes_tools:
+    if model_format.is_plain:
+        say(
+            "This model has no chat template, as base models have none: messages are written as plain text, "
+            "and answers may be poor. The setting chat-template takes a file with one; /v1/completions needs "
+            "none."
+        )
+    elif model_format.describes_tools:
         say("The chat template writes no tools, so they are described in the system message.")
     unread = contradictions(model_format)
     if "calls" in unread and config.tool_parser is None:
@@ -210,12 +212,16 @@ def _load_checkpoint(
 def check_engine_settings(config: Config) -> None:
     """Raises ConfigError for settings of the engine that contradict each other."""
     remote = config.engine in REMOTE_ENGINES
-    if remote and config.engine_url is None:
-        raise ConfigError(f"engine {config.engine} needs engine-url, such as http://127.0.0.1:8001.")
+    if config.engine_args is not None and (not remote or config.engine_url is not None):
+        raise ConfigError(
+            "engine-args are for an engine that is started here: vllm or llama-server, without engine-url."
+        )
     if not remote and config.engine_url is not None:
         raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {config.engine}.")
     if remote and config.adapters is not None:
-        raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
+        raise ConfigError(
+            "adapters are loaded by vLLM, not here: see --lora-modules of vLLM, and --engine-args."
+        )
 
 
 def connect(

@@ -125,7 +125,7 @@ def decoding_spec(
     shown = bool(request.include_stop_str_in_output)
     return DecodingSpec(
         _parser(served, request, prompt),
-        stop_strings=stop_strings(request),
+        stop_strings=(*stop_strings(request), *prompt.stop_strings),
         include_stop_string=shown,
         min_tokens=request.min_tokens or 0,
         must_call=prompt.must_call,

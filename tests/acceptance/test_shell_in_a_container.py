@@ -199,7 +199,11 @@ def test_commands_of_a_killed_server_are_not_run_again(
     container.text = json.dumps(RAN)
     container.calls.clear()
     killed = Event()
-    container.on_call = lambda: killed.wait() and None
+
+    def wait() -> None:
+        killed.wait()
+
+    container.on_call = wait
     body = {"model": MODEL, "input": "Reckon it.", "tools": [SHELL], "background": background}
     seen: list[Frame] = []
     with create(server.url, body) as stream:

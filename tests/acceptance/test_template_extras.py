@@ -140,7 +140,7 @@ def test_response_with_a_template_of_its_own_is_finished_by_it_after_a_kill(
     assert (ended.output_text, ended.usage) == (whole.output_text, whole.usage)
 
 
-def test_base_model_without_a_template_completes_texts_and_names_the_setting_for_messages(
+def test_base_model_without_a_template_gets_messages_as_plain_text_after_a_warning(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
@@ -151,9 +151,10 @@ def test_base_model_without_a_template_completes_texts_and_names_the_setting_for
     client = connect(server)
     assert client.completions.create(model="base", prompt="1, 2,", max_tokens=4).choices[0].text
     for api in APIS:
-        with pytest.raises(openai.BadRequestError, match="the setting chat-template") as caught:
-            say(client, api, ("user", ASK), model="base")
-        assert caught.value.param == ("input" if api == "responses" else "messages")
+        text, told = say(client, api, ("system", "Be brief."), ("user", ASK), model="base")
+        assert "User:" not in text
+        _, shorter = say(client, api, ("user", ASK), model="base")
+        assert told > shorter > 5
     server.stop()
     again = start_server(model=base, chat_template=template)
     assert "chat-template" not in again.said()

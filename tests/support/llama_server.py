@@ -31,11 +31,15 @@ class LlamaServer:
         self.process.wait()
 
 
-def start_llama_server(folder: Path, *flags: str, context: int = 1024) -> LlamaServer:
-    """Serves the model of a folder, on one thread, with `context` tokens for each of `SLOTS` slots."""
+def start_llama_server(model: Path, *flags: str, context: int = 1024) -> LlamaServer:
+    """Serves a GGUF file, or the model of a folder, on one thread, with `context` tokens for each of `SLOTS`
+    slots.
+    """
     with tempfile.TemporaryDirectory(prefix="holdfast-gguf-") as directory:
-        file = Path(directory) / f"{folder.name}.gguf"
-        write_gguf(folder, file)
+        file = model
+        if model.is_dir():
+            file = Path(directory) / f"{model.name}.gguf"
+            write_gguf(model, file)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -54,8 +58,8 @@ def start_llama_server(folder: Path, *flags: str, context: int = 1024) -> LlamaS
 
 
 @contextmanager
-def llama_server(folder: Path, *flags: str, context: int = 1024) -> Iterator[LlamaServer]:
-    server = start_llama_server(folder, *flags, context=context)
+def llama_server(model: Path, *flags: str, context: int = 1024) -> Iterator[LlamaServer]:
+    server = start_llama_server(model, *flags, context=context)
     try:
         yield server
     finally:

@@ -14,7 +14,7 @@ from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputGrammar, ReasoningStart
 from server.model_formats.chat_template.chat_output_parser import ChatParser
 from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
-from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
+from server.model_formats.chat_template.template import PLAIN_STOPS, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
 from server.model_formats.chat_template.template_probe import ALL_REASONING, TemplateCapabilities
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
@@ -83,7 +83,7 @@ class ChatTemplateFormat:
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
         self._capabilities = TemplateCapabilities(template)
-        self.describes_tools = bool(template.source) and not self._capabilities.tools
+        self.describes_tools = not self._capabilities.tools
         """Whether tools are described in the system message, as the template writes none."""
         known = self._shown_calls
         if self.describes_tools and (known is None or known.render_calls([]) is None):
@@ -111,17 +111,15 @@ class ChatTemplateFormat:
         return other
 
     @property
-    def has_template(self) -> bool:
-        """False for a base model's folder: its format encodes texts, and refuses messages."""
-        return bool(self._template.source)
+    def is_plain(self) -> bool:
+        """Whether messages are written as plain text, as a base model's folder has no template."""
+        return self._template.is_plain
 
     def write(self, conversation: PromptConversation) -> Prompt:
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
     def _write(self, conversation: PromptConversation) -> Prompt:
-        if not self.has_template:
-            raise PromptError(MISSING_TEMPLATE)
         tool_index = self._tools(conversation)
         choice = conversation.tool_choice
         callable_ = _NO_TOOLS if choice.mode == "none" else tool_index.only(choice.allowed)
@@ -162,12 +160,13 @@ class ChatTemplateFormat:
             rendered = rendered.removesuffix(self._markup.restore(self._calls.openers[0]))
         rendered = self._template.insert_images(rendered, [image.text for image in images])
         token_ids = self._template.encode(rendered, conversation.max_tokens)
-        if conversation.add_special_tokens:
+        if conversation.add_special_tokens or self.is_plain:
             token_ids = self._template.surround(token_ids)
         return Prompt(
             token_ids=token_ids,
             images=self._images(token_ids, images),
             stop_ids=self._stop_ids,
+            stop_strings=PLAIN_STOPS if self.is_plain else (),
             opens_reasoning=thinking == "open",
             grammar=grammar,
             tools=tuple(callable_.tools.values()),

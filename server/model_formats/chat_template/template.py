@@ -41,10 +41,14 @@ TOKENS_PER_CUT = 32
 MAX_COMPOSED = 4
 """Characters that NFC and NFKC may compose into one."""
 
-MISSING_TEMPLATE = (
-    "This model has no chat template, which messages need: the setting chat-template takes a file with one; "
-    "/v1/completions needs none."
-)
+PLAIN_TEMPLATE = """{% for message in messages %}{{ message.role | title }}:
+{{ message.content }}
+
+{% endfor %}{% if add_generation_prompt %}Assistant:
+{% endif %}"""
+"""For base models, which have no template: they go on with any text."""
+PLAIN_STOPS = ("\n\nUser:", "\nUser:")
+"""Texts with which such a model would go on to the user's turn."""
 
 
 class MarkupText(str):
@@ -60,7 +64,7 @@ class ChatTemplate:
         self, folder: Path, image_placeholder: str | None = None, template_file: Path | None = None
     ) -> None:
         """`image_placeholder` is what the template writes for a picture; None if the model reads none.
-        `template_file` replaces the folder's. Without either no messages are rendered. Raises
+        `template_file` replaces the folder's; without either it is `PLAIN_TEMPLATE`. Raises
         FileNotFoundError or ValueError, naming the file, for an unusable folder.
         """
         tokenizer_file = folder / "tokenizer.json"
@@ -72,7 +76,9 @@ class ChatTemplate:
         config = read_json(folder / "tokenizer_config.json")
         self._param = "input"
         try:
-            self._read(_template_sources(folder, config, template_file))
+            sources = _template_sources(folder, config, template_file)
+            self.is_plain = not sources
+            self._read(sources or {"default": PLAIN_TEMPLATE})
         except (TemplateError, UnicodeDecodeError) as error:
             of = template_file or folder
             raise ValueError(f"The chat template of {of} is not valid: {error}.") from error
@@ -93,7 +99,7 @@ class ChatTemplate:
     def replaced(self, source: str) -> "ChatTemplate":
         """A copy with another template. Raises PromptError if that is invalid."""
         other = copy.copy(self)
-        other._param = "chat_template"
+        other._param, other.is_plain = "chat_template", False
         try:
             other._read({"default": source})
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
@@ -114,8 +120,6 @@ class ChatTemplate:
         guarded = self.guard(list(messages))
         if continues:
             guarded[-1]["content"] = _with_end_mark(guarded[-1]["content"])
-        if not self._templates:
-            raise PromptError(MISSING_TEMPLATE, self._param)
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         if "functions" in self.variables:  # templates of 2024, before there were `tools`
             now: Any = variables.get("strftime_now", _strftime_now)

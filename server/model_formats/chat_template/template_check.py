@@ -53,8 +53,6 @@ some quote numbers.
 
 def contradictions(model_format: ChatTemplateFormat) -> list[Part]:
     """The parts that would not be read as what they are; none where the template cannot show a part."""
-    if not model_format.has_template:
-        return []
     read = {part for part, turn, words in _TURNS if _is_read_back(model_format, turn, words)}
     return [part for part in get_args(Part) if part not in read]
 

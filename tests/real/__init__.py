@@ -1,0 +1,1 @@
+"""A real small model, which knows things; `make test-real`."""
