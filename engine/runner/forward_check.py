@@ -23,8 +23,6 @@ from engine.scheduling.sequence import TokenSequence
 
 TOKENS, FIRST_CHUNK = 10, 5
 BEYOND_WINDOW, ROWS = 7, 3
-CHECKED_TOKENS = 2**15
-"""The check writes to the first blocks of the KV cache, of no more tokens than these."""
 
 MAX_OPERATIONS = {"cpu": 2e10, "cuda": 3e13}
 """A prompt beyond the window is computed if it takes at most this many: a fifth of a second or so."""
@@ -57,6 +55,8 @@ class ForwardCheck:
         self._eager = ForwardWay("cached", eager)
         self._expected = self._whole(eager, self._tokens)
         self._own = own if own != eager else None
+        self.blocks_used = 0
+        """The number of blocks of the KV cache, from the first one on, that comparisons have written to."""
 
     def _widen(self) -> None:
         """Raises the tolerance to what rounding makes of the model's own forward."""
@@ -94,8 +94,10 @@ class ForwardCheck:
 
     def fault(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
         """Why this way is not right, in words; None if it is, or if the cache is too small for the check."""
-        if 2 * -(-TOKENS // block_size) > blocks:
+        needed = 2 * -(-TOKENS // block_size)
+        if needed > blocks:
             return None
+        self.blocks_used = max(self.blocks_used, needed)
         try:
             found = self._compare(way, logits, block_size, blocks)
             if found is not None and not self._is_exact and self._own is not None:
@@ -159,6 +161,7 @@ class ForwardCheck:
             return None
         tokens, end = (self._tokens[0] * length)[:length], length - 2
         sequence, half = _sequence(tokens, 1, block_size), 0 if way.whole_prompts else end - ROWS
+        self.blocks_used = max(self.blocks_used, -(-length // block_size))
         self._eager.use(network)
         own = CachedPasses(network, Adapters()).logits
         expected = [_run(own, [(sequence, *step)], ROWS)[0] for step in ((0, end), (end, 1), (end + 1, 1))]

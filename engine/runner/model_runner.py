@@ -22,7 +22,7 @@ from engine.model.lora_layers import Adapters, install_adapters
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
-from engine.runner.forward_check import CHECKED_TOKENS, ForwardCheck
+from engine.runner.forward_check import ForwardCheck
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
@@ -377,7 +377,7 @@ def _first_right_way(
         try:
             executor, limits = _build(replace(model, ways=[way]), adapters, config, progress)
             fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
-            executor.scrub(list(range(1, min(limits.kv_blocks, CHECKED_TOKENS // limits.block_size + 2))))
+            executor.scrub(list(range(1, min(limits.kv_blocks, check.blocks_used) + 1)))
         except (ModelRefused, torch.AcceleratorError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do

@@ -34,12 +34,11 @@ class Family:
 
 FAMILIES = {
     "Qwen3_5Text": "states",
-    "Lfm2": "states",
     "FalconH1": "states",
     "Llama4Text": "cached",
-    "Bloom": "cached",
+    "Bart": "cached",
     "Moshi": "cached, whole",
-    "Mamba": "cached, whole",
+    "Jamba": "states, whole",
 }
 
 
