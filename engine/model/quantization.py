@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-from transformers.utils.quantization_config import Mxfp4Config
+from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
 
 from engine.config import ModelRefused, UnsupportedModel
 
@@ -39,10 +39,14 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
     """Arguments for `from_pretrained`, to be tried in order.
 
-    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. All other
-    formats are left to transformers.
+    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. On a CPU
+    compressed-tensors is, too: else transformers does so in the first forward pass, after layers are packed.
+    All other formats are left to transformers.
     """
-    if quantization_method(hf_config) != "mxfp4":
+    method = quantization_method(hf_config)
+    if method == "compressed-tensors" and device.type == "cpu" and find_spec("compressed_tensors"):
+        return [{"quantization_config": CompressedTensorsConfig(dequantize=True)}]
+    if method != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}
     if device.type == "cpu" or not all(map(find_spec, MXFP4_PACKAGES)):
