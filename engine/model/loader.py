@@ -74,7 +74,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
     network, layers = _load_and_probe(config, hf_config, dtype, device, progress)
     # bitsandbytes keeps the checkpoint's, whatever was asked for.
-    dtype = network.get_input_embeddings().weight.dtype  # type: ignore[union-attr, assignment]
+    dtype = network.get_input_embeddings().weight.dtype  # type: ignore[assignment]
     text_config = network.config.get_text_config()
     model_info = ModelInfo.of_folder(
         text_config.vocab_size,

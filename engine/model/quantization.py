@@ -20,6 +20,17 @@ from engine.config import ModelRefused, UnsupportedModel
 MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 """Packages that transformers needs to compute with MXFP4 weights on a GPU."""
 
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "awq": ("gptqmodel", "accelerate"),
+    "bitsandbytes_4bit": ("bitsandbytes", "accelerate"),
+    "bitsandbytes_8bit": ("bitsandbytes", "accelerate"),
+    "compressed-tensors": ("compressed_tensors",),
+    "fp8": ("accelerate",),
+    "gptq": ("gptqmodel", "optimum"),
+    "torchao": ("torchao",),
+}
+"""Packages that transformers needs to read a format; it names one at a time."""
+
 MODELOPT_FILE = "hf_quant_config.json"
 """NVIDIA ModelOpt's description of the weight format, beside config.json."""
 
@@ -77,6 +88,11 @@ def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
     method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise UnsupportedModel(f"The weights in {folder} are written as {method!r}, which is not read here.")
+    if missing := [package for package in PACKAGES.get(method or "", ()) if find_spec(package) is None]:
+        raise UnsupportedModel(
+            f"The weights in {folder} are written as {method}, and what reads them is not installed: "
+            f"pip install {' '.join(missing)}."
+        )
     if method is not None:
         return
     if (folder / MODELOPT_FILE).is_file():
