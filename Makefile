@@ -65,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm smollm2 test-real pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or URL; settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve $(MODEL)

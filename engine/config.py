@@ -45,6 +45,10 @@ class SchedulerLimits(QueueSettings):
     max_running: int = 64
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
+    whole_prompts: bool = False
+    """A prompt is computed in one step, because in chunks it would give other tokens."""
+    shares_prefixes: bool = True
+    """Keys and values are in the blocks. Else blocks are only counted, and no prefix can be shared."""
 
     kv_blocks: int
 
@@ -149,15 +153,14 @@ class EngineConfig(QueueSettings):
             token_budget = max(default.token_budget, max_running)
         return StepSizes(token_budget, max_running)
 
-    def limits(
-        self, kv_blocks: int, block_size: int, sizes: StepSizes, *, whole_images: bool = False
-    ) -> SchedulerLimits:
+    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: bool) -> SchedulerLimits:
+        """`flags` are those of `SchedulerLimits`."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,
             block_size=block_size,
             token_budget=sizes.token_budget,
             max_running=sizes.max_running,
-            whole_images=whole_images,
+            **flags,
             **{each.name: getattr(self, each.name) for each in fields(QueueSettings)},
         )
 

@@ -63,15 +63,17 @@ class KVCache:
 
     def blocks_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values as `[blocks, block_size, heads, size]`."""
-        keys, values = self.keys[layer], self.values[layer]
-        size = self.block_size
-        return keys.view(-1, size, *keys.shape[1:]), values.view(-1, size, *values.shape[1:])
+        return self.by_block(self.keys[layer]), self.by_block(self.values[layer])
+
+    def by_block(self, slots: Tensor) -> Tensor:
+        # Without -1, which is ambiguous where a layer has no keys.
+        return slots.view(len(slots) // self.block_size, self.block_size, *slots.shape[1:])
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Zeroes the blocks: a masked NaN value still makes attention output NaN."""
         index = to_device(blocks, torch.long, self.device)
         for tensor in (*self.keys, *self.values):
-            tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, index, 0)
+            self.by_block(tensor).index_fill_(0, index, 0)
 
 
 MIN_CAPACITY = 128
@@ -122,8 +124,9 @@ class ContiguousBuffer:
         blocks = torch.tensor(used, dtype=torch.long, device=kv_cache.device)
         for tensors, sources in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             for tensor, source in zip(tensors, sources, strict=True):
-                by_block = source.view(-1, kv_cache.block_size, *source.shape[1:])
-                tensor[row, :length] = by_block.index_select(0, blocks).flatten(0, 1)[:length]
+                tensor[row, :length] = (
+                    kv_cache.by_block(source).index_select(0, blocks).flatten(0, 1)[:length]
+                )
                 tensor[row, length:] = 0
         self.requests.append(chunk.sequence)
         self.filled.append(length)
@@ -141,7 +144,7 @@ class ContiguousKVCache:
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
         self._buffers: dict[int, ContiguousBuffer] = {}
-        self._max_tokens = len(kv_cache.keys[0])
+        self._max_tokens = kv_cache.capacity
 
     def arrange(
         self, chunks: Sequence[ScheduledChunk]
@@ -244,18 +247,28 @@ def free_gpu_memory(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
+def kv_budget(config: EngineConfig, gpu_free: int | None) -> int:
+    """Bytes for keys, values and states. `gpu_free` is None on a CPU."""
+    if config.kv_memory is not None:
+        return config.kv_memory
+    if gpu_free is not None:
+        return int(gpu_free * GPU_MEMORY_FRACTION)
+    return min(int(free_memory() * CPU_MEMORY_FRACTION), CPU_MAX_BYTES)
+
+
 def count_blocks(
-    config: EngineConfig, *, block_size: int, block_bytes: int, context_length: int, gpu_free: int | None
+    config: EngineConfig,
+    *,
+    block_size: int,
+    block_bytes: int,
+    context_length: int,
+    gpu_free: int | None,
+    reserved: int = 0,
 ) -> int:
-    """The size of the pool. `gpu_free` is None on a CPU. Raises `ModelRefused` if not one block fits."""
+    """The size of the pool, beside `reserved` bytes. Raises `ModelRefused` if not one block fits."""
     if config.kv_blocks is not None:
         return config.kv_blocks
-    if config.kv_memory is not None:
-        budget = config.kv_memory
-    elif gpu_free is not None:
-        budget = int(gpu_free * GPU_MEMORY_FRACTION)
-    else:
-        budget = min(int(free_memory() * CPU_MEMORY_FRACTION), CPU_MAX_BYTES)
+    budget = max(kv_budget(config, gpu_free) - reserved, 0)
     useful_blocks = MAX_FULL_CONTEXTS * -(-context_length // block_size)
     blocks = budget // block_bytes
     if config.kv_memory is None:

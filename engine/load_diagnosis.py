@@ -82,9 +82,7 @@ def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis
         with closing(runner):
             progress("comparing attention with plain arithmetic")
             model = runner.model
-            fault = find_fault(
-                attend_with_sdpa, set(model.layers), model.dtype, model.device, limits.block_size
-            )
+            fault = find_fault(attend_with_sdpa, model.specs, model.dtype, model.device, limits.block_size)
             device_name = platform.processor() or platform.machine()
             if model.device.type == "cuda":
                 device_name = torch.cuda.get_device_name(model.device)

@@ -124,9 +124,9 @@ def test_every_setting_that_a_document_names_exists() -> None:
 
 
 def test_every_make_target_that_a_document_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, text in TEXTS.items():
-        named = set(re.findall(r"(?:`|\$ (?:[A-Z_]+=\S+ )*)make ([a-z-]+)", text))
+        named = set(re.findall(r"(?:`|\$ (?:[A-Z_]+=\S+ )*)make ([a-z0-9-]+)", text))
         assert named <= targets, _name(page)
 
 

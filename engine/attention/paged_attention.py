@@ -4,6 +4,9 @@ Each layer's query, key and value go as a `LayerCall` to the `AttentionStep` of 
 computes over block tables, of which the host knows all shapes, so that calls can be captured as CUDA graphs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,10 +43,24 @@ class LayerCall:
 
 
 class AttentionStep(Protocol):
-    """Computes attention in one forward pass; passed through the model as the argument `step`."""
+    """Computes attention in one forward pass; `attending` makes it that of the pass."""
 
     def attend(self, call: LayerCall) -> Tensor:
         """Returns `[T, heads, value size]`."""
+
+
+current_step: ContextVar[AttentionStep | None] = ContextVar("current_step", default=None)
+"""The step of the forward pass that is running; set by `attending`."""
+
+
+@contextmanager
+def attending(step: AttentionStep | None) -> Iterator[None]:
+    """Forward passes in this context attend through the step."""
+    token = current_step.set(step)
+    try:
+        yield
+    finally:
+        current_step.reset(token)
 
 
 def paged_attention(
@@ -53,7 +70,6 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: AttentionStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -61,9 +77,10 @@ def paged_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
+    """The attention function of transformers: `[B, heads, n, size]` in, `[B, n, heads, size]` out.
 
-    Raises `UnsupportedModel` for arguments that are not implemented.
+    The step gets the tokens of all rows as one packed row. Raises `UnsupportedModel` for arguments that are
+    not implemented.
     """
     name = type(module).__name__
     unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
@@ -73,13 +90,14 @@ def paged_attention(
         raise UnsupportedModel(f"{name} brings an attention mask of its own.")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise UnsupportedModel(f"{name} is not causal.")
-    if step is None:
-        raise UnsupportedModel(f"{name} does not hand arguments on to its attention.")
+    step = current_step.get()
+    assert step is not None, "a forward pass runs outside of `attending`"
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedModel(f"{name} does not number its layers.")
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))[None], None
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    attended = step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))
+    return attended.view(len(query), -1, *attended.shape[1:]), None
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)
@@ -98,6 +116,10 @@ class LayerAttentionSpec:
     @property
     def kv_shape(self) -> LayerShape:
         return LayerShape(self.num_kv_heads, self.key_size, self.value_size)
+
+
+NO_ATTENTION = LayerAttentionSpec(0, 0, 0, 0, None, sinks=False, softcap=None)
+"""Stands for a layer without keys and values."""
 
 
 @dataclass(slots=True)

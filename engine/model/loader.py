@@ -1,9 +1,8 @@
 """Loads a model with transformers, or refuses it: safetensors only, no remote code, no downloads."""
 
-import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.attention.paged_attention import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
+from engine.attention.paged_attention import NO_ATTENTION, LayerAttentionSpec
 from engine.attention.sdpa import configure_sdpa
 from engine.config import EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
+from engine.model.forward_ways import ForwardWay, forward_ways
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import (
     load_options,
@@ -39,12 +39,20 @@ from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
 
-LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
 LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 """RoPE types whose frequencies depend on the longest sequence of the batch, beyond the original context
 length. Up to that length they are constant, so the context is limited to it."""
 
+
+CONTEXT_LENGTHS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_positions",
+)
+UNTOLD_CONTEXT = 2048
+"""For models whose positions have no end, such as Bloom and Mamba: what most of them were trained with."""
 
 MAX_IMAGE_TOKENS = {"cpu": 1024, "cuda": 4096}
 """Default of `EngineConfig.max_image_tokens`."""
@@ -55,11 +63,25 @@ class LoadedNetwork:
     network: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
-    layers: list[LayerAttentionSpec]
+    ways: Sequence[ForwardWay]
+    """How it may be computed, the fastest way first; the first one is the one that is used."""
     model_info: ModelInfo
     vocabulary: Vocabulary | None
     image_processor: ImageProcessor | None = None
     """None if the model reads text only."""
+
+    @property
+    def way(self) -> ForwardWay:
+        return self.ways[0]
+
+    @property
+    def layers(self) -> Sequence[LayerAttentionSpec]:
+        return self.way.layers
+
+    @property
+    def specs(self) -> set[LayerAttentionSpec]:
+        """The kinds of attention through the paged cache."""
+        return set(self.layers) - {NO_ATTENTION}
 
 
 def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedNetwork:
@@ -72,13 +94,13 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
     hf_config = read_servable_config(config)
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
-    network, layers = _load_and_probe(config, hf_config, dtype, device, progress)
-    # bitsandbytes keeps the checkpoint's, whatever was asked for.
-    dtype = network.get_input_embeddings().weight.dtype  # type: ignore[assignment]
+    network, ways = _load_and_probe(config, hf_config, dtype, device, progress)
+    if (quantization_method(hf_config) or "").startswith("bitsandbytes"):
+        dtype = network.dtype  # the checkpoint's, whatever was asked for
     text_config = network.config.get_text_config()
     model_info = ModelInfo.of_folder(
         text_config.vocab_size,
-        _context_length(text_config),
+        read_context_length(text_config),
         {"eos_token_id": getattr(text_config, "eos_token_id", None)},
         {key: value for key, value in vars(network.generation_config).items() if value is not None},
     )
@@ -88,7 +110,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
         progress(f"grammars are not served: {error}")
         vocabulary = None
     images = _image_processor(config, hf_config, network, progress)
-    return LoadedNetwork(network, device, dtype, layers, model_info, vocabulary, images)
+    return LoadedNetwork(network, device, dtype, ways, model_info, vocabulary, images)
 
 
 def _image_processor(
@@ -128,7 +150,7 @@ def _load_and_probe(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
+) -> tuple[PreTrainedModel, list[ForwardWay]]:
     *others, last = load_options(hf_config, device)  # a function each, so that no two are in memory
     for options in others:
         try:
@@ -145,7 +167,7 @@ def _load_with(
     device: torch.device,
     options: Mapping[str, Any],
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
+) -> tuple[PreTrainedModel, list[ForwardWay]]:
     network = _read_weights(config, hf_config, dtype, options)
     if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
@@ -154,7 +176,7 @@ def _load_with(
             network.to(dtype=dtype)  # type: ignore[call-arg]  # transformers has written it out in bfloat16
         prepack_weights(network)
     progress("checking that every layer attends as it should")
-    return network, _probe(network, device)
+    return network, forward_ways(network, _say)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -219,13 +241,8 @@ def _refuse_unknown_architecture(model: Path) -> None:
 
 def _refuse_unservable(hf_config: PretrainedConfig) -> None:
     name = hf_config.model_type
-    foreign = sorted(set(getattr(hf_config, "layer_types", None) or ()) - LAYER_TYPES)
-    if foreign:
-        raise UnsupportedModel(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
     if getattr(hf_config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name} is an encoder and a decoder; only decoders are served.")
-    if getattr(hf_config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(f"{name} has layers that share their keys, which is not served.")
 
 
 def _auto_class(hf_config: PretrainedConfig) -> Any:
@@ -233,15 +250,6 @@ def _auto_class(hf_config: PretrainedConfig) -> Any:
     is_causal_lm = type(hf_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     reads_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if reads_images and not is_causal_lm else AutoModelForCausalLM
-
-
-def _attention_of(network: PreTrainedModel) -> str | dict[str, str]:
-    """Ours for the language model; torch's own for vision towers, which see a whole picture at once."""
-    parts = [name for name in network.config.sub_configs if getattr(network.config, name, None) is not None]
-    text = network.config.get_text_config()
-    if text is network.config:
-        return IMPLEMENTATION
-    return {name: IMPLEMENTATION if getattr(network.config, name) is text else "sdpa" for name in parts}
 
 
 def _read_weights(
@@ -265,12 +273,6 @@ def _read_weights(
     report: dict[str, Any] = loaded[1]
     _refuse_wrong_weights(report)
     refuse_unused_scales(config.model, report["unexpected_keys"])
-    name = type(network).__name__
-    if network._is_stateful:
-        raise UnsupportedModel(f"{name} keeps a state beside keys and values, which is not served.")
-    if "logits_to_keep" not in inspect.signature(network.forward).parameters:
-        raise UnsupportedModel(f"{name} cannot compute the logits of chosen tokens only.")
-    network.set_attn_implementation(_attention_of(network))
     network.eval()  # type: ignore[no-untyped-call]
     return network
 
@@ -294,37 +296,10 @@ def _refuse_wrong_weights(report: Mapping[str, Any]) -> None:
             )
 
 
-def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentionSpec]:
-    """Runs two tokens through the model: returns each layer's attention, or refuses unsupported arguments."""
-    step = ProbeForward()
-    pair = torch.tensor([[0, 1]], device=device)
-    try:
-        with torch.inference_mode():
-            network(
-                input_ids=pair,
-                position_ids=pair,
-                use_cache=False,
-                logits_to_keep=torch.tensor([1], device=device),
-                step=step,
-            )
-    except ModelRefused:
-        raise
-    except Exception as error:
-        name = type(network).__name__
-        raise UnsupportedModel(f"{name} cannot be run in one packed row: {_say(error)}") from error
-    layers = network.config.get_text_config().num_hidden_layers
-    if sorted(step.specs) != list(range(layers)):
-        raise UnsupportedModel(
-            f"{type(network).__name__} has {layers} layers, of which {len(step.specs)} use the "
-            "attention that we can replace."
-        )
-    return [step.specs[layer] for layer in range(layers)]
-
-
-def _context_length(hf_config: PretrainedConfig) -> int:
-    length: int | None = getattr(hf_config, "max_position_embeddings", None)
-    if length is None:
-        raise ModelRefused(f"{hf_config.model_type} does not say how long its context is.")
+def read_context_length(hf_config: PretrainedConfig) -> int:
+    """The longest context in tokens; `UNTOLD_CONTEXT` where the configuration does not say."""
+    lengths = (getattr(hf_config, name, None) for name in CONTEXT_LENGTHS)
+    length: int = next((each for each in lengths if isinstance(each, int) and each > 0), UNTOLD_CONTEXT)
     ropes = getattr(hf_config, "rope_parameters", None) or {}
     # Either one set of parameters, or one per layer type.
     for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention.paged_attention import ProbeForward
+from engine.attention.paged_attention import ProbeForward, attending
 from engine.config import ModelRefused
 from engine.model.lora_adapter_files import LowRank, read_adapter
 from engine.scheduling.scheduler import ScheduledChunk
@@ -214,13 +214,12 @@ def _refuse_unless_all_rows(network: PreTrainedModel, adapters: Adapters) -> Non
     adapters.step = probe
     row = torch.arange(PROBE_ROWS, device=network.device)[None]
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), attending(ProbeForward()):
             network(
                 input_ids=row % network.config.get_text_config().vocab_size,
                 position_ids=row,
                 use_cache=False,
                 logits_to_keep=row[0, -1:],
-                step=ProbeForward(),
             )
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ModelRefused(f"{type(network).__name__} cannot be run with adapters: {error}") from error

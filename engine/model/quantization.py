@@ -23,7 +23,6 @@ MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("gptqmodel", "accelerate"),
     "bitsandbytes_4bit": ("bitsandbytes", "accelerate"),
-    "bitsandbytes_8bit": ("bitsandbytes", "accelerate"),
     "compressed-tensors": ("compressed_tensors",),
     "fp8": ("accelerate",),
     "gptq": ("gptqmodel", "optimum"),
@@ -88,6 +87,11 @@ def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
     method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise UnsupportedModel(f"The weights in {folder} are written as {method!r}, which is not read here.")
+    if method == "bitsandbytes_8bit":
+        raise UnsupportedModel(
+            f"The weights in {folder} are written as bitsandbytes' 8 bits, whose outliers are chosen for all "
+            "tokens of a step together, so that answers would depend on other requests."
+        )
     if missing := [package for package in PACKAGES.get(method or "", ()) if find_spec(package) is None]:
         raise UnsupportedModel(
             f"The weights in {folder} are written as {method}, and what reads them is not installed: "

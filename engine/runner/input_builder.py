@@ -39,7 +39,8 @@ class ForwardInputs:
     ends: Tensor
     """Indexes into the packed row of the tokens whose logits are computed: the last token of each chunk (in
     the order of `sampling_first`), then the rows for prompt logprobs."""
-    attention: AttentionStep
+    attention: AttentionStep | None
+    """None if no layer attends through the KV cache."""
     adapters: AdapterStep | None
     """None if no request of the step has an adapter."""
     begin_of: Mapping[TokenSequence, int]
@@ -128,7 +129,7 @@ class PackedRow:
         assert self._tensor is not None, "the numbers were not sent"
         return self._tensor[part]
 
-    def inputs(self, attention: AttentionStep) -> ForwardInputs:
+    def inputs(self, attention: AttentionStep | None) -> ForwardInputs:
         return ForwardInputs(
             self[self._token_ids][None],
             self[self.positions][None],
@@ -159,7 +160,7 @@ class InputBuilder:
         """The row: one-token chunks by contiguous buffer, then gathered ones, then prefill chunks."""
         groups: list[tuple[ContiguousBuffer | None, list[ScheduledChunk]]] = []
         rest = [chunk for chunk in plan if chunk.count == 1]
-        if self._contiguous_cache is not None:
+        if self._contiguous_cache is not None and rest:
             contiguous, rest = self._contiguous_cache.arrange(rest)
             groups += contiguous
         if rest:

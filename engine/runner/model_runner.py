@@ -1,7 +1,7 @@
 """`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,20 +9,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.attention.paged_attention import PagedAttentionBackend
-from engine.attention.selection import candidates, choose_attention
-from engine.config import EngineConfig, ModelRefused, SchedulerLimits
+from engine.attention.paged_attention import PagedAttentionBackend, attending
+from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
+from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import PendingTokens, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
+from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, retain_freed_memory
+from engine.model.forward_ways import ForwardWay
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import Adapters, install_adapters
-from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
-from engine.runner.cuda_graphs import choose_decoding
+from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
+from engine.runner.cached_passes import CachedPasses
+from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
+from engine.runner.forward_check import CHECKED_TOKENS, ForwardCheck
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
+from engine.runner.state_passes import StatePasses, states_of
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
@@ -68,24 +72,34 @@ def _read_step(
     return StepResult(sampled, flags)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Bytes of a token's keys and values, and of the states of all requests, which do not grow."""
+
+    a_token: int
+    reserved: int = 0
+
+
 def _make_kv_cache(
     model: LoadedNetwork,
     config: EngineConfig,
     block_size: int,
     gpu_free: int | None,
+    sizes: CacheSizes,
     progress: Callable[[str], None],
 ) -> KVCache:
     """Raises `ModelRefused` if not even one block fits."""
     shapes = [layer.kv_shape for layer in model.layers]
-    per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
+    per_token = sizes.a_token
     # On a CPU the contiguous cache may hold every token once more.
-    copies = 1 if gpu_free is not None else 2
+    copies = 1 if gpu_free is not None or not shapes else 2
     blocks = count_blocks(
         config,
         block_size=block_size,
         block_bytes=per_token * block_size * copies,
         context_length=model.model_info.context_length,
         gpu_free=gpu_free,
+        reserved=sizes.reserved,
     )
     if gpu_free is None:
         retain_freed_memory()
@@ -93,6 +107,22 @@ def _make_kv_cache(
     size = kv_cache.capacity * per_token * copies / 2**20
     progress(f"the KV cache holds {kv_cache.capacity} tokens in at most {size:.0f} MiB")
     return kv_cache
+
+
+def _cache_sizes(
+    model: LoadedNetwork, adapters: Adapters, config: EngineConfig, sizes: StepSizes, gpu_free: int | None
+) -> tuple[CacheSizes, StepSizes]:
+    """Fewer requests run at a time if their states would take more than half of the memory for caches."""
+    elements = sum(layer.kv_shape.elements_per_token for layer in model.layers)
+    a_token, a_request = elements * model.dtype.itemsize, 0
+    if model.way.kind == "cached":
+        a_token, a_request = CachedPasses(model.network, adapters).token_bytes()
+    elif model.way.states is not None:
+        a_request = sum(t.nbytes for layer in model.way.states.layers for _, _, t in states_of(layer))
+    if a_request:
+        fits = max(kv_budget(config, gpu_free) // 2 // a_request, 1)
+        sizes = sizes._replace(max_running=min(sizes.max_running, fits))
+    return CacheSizes(max(a_token, 1), a_request * sizes.max_running), sizes
 
 
 def is_pipelined(config: EngineConfig, device: torch.device) -> bool:
@@ -115,6 +145,7 @@ class ModelRunner:
         kv_cache: KVCache,
         backend: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
+        max_running: int = 1,
     ) -> None:
         self.model = model
         self._network = model.network
@@ -132,10 +163,20 @@ class ModelRunner:
             sdpa_inputs if backend is None else PagedInputBuilder(kv_cache, backend, adapters.indexes)
         )
         self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
+        self._passes: CachedPasses | StatePasses | None = None
+        """Computes steps where it is not done in one packed row."""
+        whole = model.way.whole_prompts
+        if model.way.kind == "cached":
+            self._passes = CachedPasses(model.network, adapters, whole_prompts=whole)
+        elif model.way.states is not None:
+            builder, states = self._input_builder, model.way.states
+            self._passes = StatePasses(
+                model.network, adapters, builder, states, max_running, whole_prompts=whole
+            )
         self._static = static
         self._device_tokens: DeviceTokens | None = None
         """The tokens sampled last, which the next step may take as input before the host has read them."""
-        self.pipelined = is_pipelined(config, model.device)
+        self.pipelined = self._passes is None and is_pipelined(config, model.device)
         self.model_info: ModelInfo = model.model_info
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
         self._masks = TokenMasks(self.grammars, model.model_info.vocab_size)
@@ -148,49 +189,13 @@ class ModelRunner:
             dtype = str(model.dtype).removeprefix("torch.")
             weights = digests_by_adapter(config.model, config.adapters, dtype)
             adapters = install_adapters(model.network, config.adapters, progress)
-            attention = choose_attention(
-                set(model.layers),
-                model.dtype,
-                model.device,
-                requested=config.attention,
-                block_size=config.block_size,
-                kernels=candidates(model.device, config.attention, config.hub_kernel),
-            )
-            gpu_free = free_gpu_memory(model.device)
-            sizes = config.step_sizes(gpu_free)
-            kv_cache = _make_kv_cache(model, config, attention.block_size, gpu_free, progress)
-            usable = min(model.model_info.context_length, kv_cache.capacity)
-            decoding = choose_decoding(
-                model,
-                kv_cache,
-                config,
-                max_running=sizes.max_running,
-                context_length=usable,
-                backend=attention.backend,
-                progress=progress,
-            )
-            if gpu_free is not None:
-                log.info("attention is computed by %s, decode steps as %s", attention.name, decoding.name)
-            images = model.image_processor
-            model_info = replace(
-                model.model_info,
-                image_placeholder=None if images is None else images.placeholder,
-                image_token_id=None if images is None else images.token_id,
-                context_length=usable,
-                adapters=adapters.names,
-                weights=weights,
-                attention=attention.name,
-                decode=decoding.name,
-            )
+            model_info = replace(model.model_info, adapters=adapters.names, weights=weights)
             model = replace(model, model_info=model_info)
-            executor = ModelRunner(model, adapters, config, kv_cache, attention.backend, decoding.static)
-            executor.check_pipelining(refuses=config.pipelined is True)
+            progress("comparing logits with those of the model's own forward")
+            executor, limits = _first_right_way(model, adapters, config, progress)
             if executor.grammars is not None:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
-            whole = executor._images is not None and executor._images.two_way is not None
-            return executor, config.limits(
-                kv_blocks=kv_cache.blocks, block_size=kv_cache.block_size, sizes=sizes, whole_images=whole
-            )
+            return executor, limits
 
     @property
     def threads(self) -> int:
@@ -259,14 +264,8 @@ class ModelRunner:
     def _forward_packed(
         self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]
     ) -> RunningForward:
-        # Only torch's own attention lets the tokens of a picture attend to later ones.
-        builder = self._image_input_builder if images.parts else self._input_builder
-        inputs = builder.build(plan, prompt_rows)
+        logits = self.logits(plan, prompt_rows, images)
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
-        if self.pipelined:
-            self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
-        self._adapters.step = inputs.adapters
-        logits = self._forward(images, inputs)
         partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
         sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
@@ -274,19 +273,34 @@ class ModelRunner:
             self, sequences, sampling_logits, partial, partial_logits, prompt_logits, prompt_rows
         )
 
+    def logits(
+        self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows], images: StepImages = NO_IMAGES
+    ) -> Tensor:
+        """Those of the last token of each chunk, in the order of `sampling_first`, then of `prompt_rows`."""
+        if self._passes is not None:
+            return self._passes.logits(plan, prompt_rows)
+        # Only torch's own attention lets the tokens of a picture attend to later ones.
+        builder = self._image_input_builder if images.parts else self._input_builder
+        inputs = builder.build(plan, prompt_rows)
+        sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
+        if self.pipelined:
+            self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
+        self._adapters.step = inputs.adapters
+        return self._forward(images, inputs)
+
     def _forward(self, images: StepImages, inputs: ForwardInputs) -> Tensor:
         """Logits `[len(inputs.ends), vocabulary]`."""
         positions, embeddings = inputs.positions, None
         if self._images is not None:
             positions, embeddings = self._images.inputs(images, inputs)
-        logits: Tensor = self._network(
-            input_ids=inputs.token_ids if embeddings is None else None,
-            inputs_embeds=embeddings,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=inputs.ends,
-            step=inputs.attention,
-        ).logits
+        with attending(inputs.attention):
+            logits: Tensor = self._network(
+                input_ids=inputs.token_ids if embeddings is None else None,
+                inputs_embeds=embeddings,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=inputs.ends,
+            ).logits
         return logits[0]
 
     def _fill_in_device_tokens(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:
@@ -346,3 +360,110 @@ def _due_prompt_logprobs(plan: SchedulerOutput) -> list[PromptLogitRows]:
             places = range(pending[0] - 1 - chunk.start, min(stop + 1, pending.stop) - 1 - chunk.start)
             due.append(PromptLogitRows(chunk.sequence, pending[0], index, places))
     return due
+
+
+def _first_right_way(
+    model: LoadedNetwork, adapters: Adapters, config: EngineConfig, progress: Callable[[str], None]
+) -> tuple[ModelRunner, SchedulerLimits]:
+    """The fastest way that computes what the model's own forward does. Raises `UnsupportedModel`."""
+    name, faults = type(model.network).__name__, list[str]()
+    try:
+        own = next(way.attention for way in model.ways if way.kind == "cached")
+        check = ForwardCheck(model.network, own)
+    except Exception as error:
+        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
+
+    def is_right(way: ForwardWay) -> tuple[ModelRunner, SchedulerLimits] | None:
+        try:
+            executor, limits = _build(replace(model, ways=[way]), adapters, config, progress)
+            fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
+            executor.scrub(list(range(1, min(limits.kv_blocks, CHECKED_TOKENS // limits.block_size + 2))))
+        except (ModelRefused, torch.AcceleratorError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
+            fault = describe(error)
+        if fault is not None:
+            faults.append(f"{way}: {fault}")
+            return None
+        if way.reason or faults:
+            log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
+        executor.check_pipelining(refuses=config.pipelined is True)
+        return executor, limits
+
+    found = next(filter(None, map(is_right, model.ways)), None)
+    if found is None:
+        if not check.expect_cached():
+            raise UnsupportedModel(f"{name} looks at later tokens, so it is no generator of text.")
+        found = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
+    if found is None:
+        raise UnsupportedModel(f"{name} is not computed rightly in any way; {faults[0]}.")
+    return found
+
+
+def _build(
+    model: LoadedNetwork, adapters: Adapters, config: EngineConfig, progress: Callable[[str], None]
+) -> tuple[ModelRunner, SchedulerLimits]:
+    """A runner that computes in the first way. Raises `ModelRefused`."""
+    way = model.way
+    is_packed = way.kind == "packed"
+    way.use(model.network)
+    if not is_packed:
+        model = replace(model, image_processor=None)
+        if config.decode in ("graphs", "static") or config.pipelined:
+            raise ModelRefused(f"neither graphs nor pipelined steps are possible in {way}.")
+    attention = _choose_attention(model, config)
+    gpu_free = free_gpu_memory(model.device)
+    bytes_, sizes = _cache_sizes(model, adapters, config, config.step_sizes(gpu_free), gpu_free)
+    kv_cache = _make_kv_cache(model, config, attention.block_size, gpu_free, bytes_, progress)
+    usable = min(model.model_info.context_length, kv_cache.capacity)
+    decoding = DecodingChoice()
+    if is_packed:
+        decoding = choose_decoding(
+            model,
+            kv_cache,
+            config,
+            max_running=sizes.max_running,
+            context_length=usable,
+            backend=attention.backend,
+            progress=progress,
+        )
+    if gpu_free is not None:
+        log.info("attention is computed by %s, decode steps as %s", attention.name, decoding.name)
+    images = model.image_processor
+    model_info = replace(
+        model.model_info,
+        image_placeholder=None if images is None else images.placeholder,
+        image_token_id=None if images is None else images.token_id,
+        context_length=usable,
+        attention=attention.name,
+        decode=decoding.name,
+    )
+    model = replace(model, model_info=model_info)
+    executor = ModelRunner(
+        model, adapters, config, kv_cache, attention.backend, decoding.static, sizes.max_running
+    )
+    whole = executor._images is not None and executor._images.two_way is not None
+    return executor, config.limits(
+        kv_blocks=kv_cache.blocks,
+        block_size=kv_cache.block_size,
+        sizes=sizes,
+        whole_images=whole,
+        whole_prompts=way.whole_prompts,
+        shares_prefixes=is_packed,
+    )
+
+
+def _choose_attention(model: LoadedNetwork, config: EngineConfig) -> AttentionChoice:
+    way = model.way
+    if way.kind != "cached":
+        return choose_attention(
+            model.specs,
+            model.dtype,
+            model.device,
+            requested=config.attention,
+            block_size=config.block_size,
+            kernels=candidates(model.device, config.attention, config.hub_kernel),
+        )
+    if config.attention in ("flash", "varlen"):
+        raise ModelRefused(f"attention {config.attention} is not possible in {way}.")
+    return AttentionChoice(f"{way.text_attention} of transformers", config.block_size or BLOCK_SIZE)

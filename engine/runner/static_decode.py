@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.paged_attention import AttentionMetadata, PagedAttentionBackend, PagedForward
+from engine.attention.paged_attention import AttentionMetadata, PagedAttentionBackend, PagedForward, attending
 from engine.device_copies import to_device
 from engine.kv_cache import KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
@@ -80,13 +80,13 @@ class StaticInputs:
             max_seq_len=bucket.width * size,
         )
         step = PagedForward(self._kv_cache, block * size + positions % size, rows, self._backend)
-        logits: Tensor = self._network(
-            input_ids=token_ids[None],
-            position_ids=rope_positions[None],
-            use_cache=False,
-            logits_to_keep=self._rows[: bucket.rows],
-            step=step,
-        ).logits
+        with attending(step):
+            logits: Tensor = self._network(
+                input_ids=token_ids[None],
+                position_ids=rope_positions[None],
+                use_cache=False,
+                logits_to_keep=self._rows[: bucket.rows],
+            ).logits
         return logits[0]
 
 

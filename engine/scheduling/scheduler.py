@@ -23,7 +23,8 @@ one prefill. It waits only for running requests of its own or a better priority,
 
 A step has tokens of one picture at most. Some models compute a picture whole (`whole_images`: Gemma), because
 its tokens attend to each other in both directions: a step with such a picture may exceed its token budget, by
-less than the picture's tokens.
+less than the picture's tokens. Where prompts are computed whole (`whole_prompts`), a step exceeds its budget
+by less than one prompt.
 """
 
 from bisect import bisect_left, insort
@@ -156,7 +157,8 @@ class Scheduler:
     def prepare(self, sequence: TokenSequence) -> list[bytes]:
         """The digests of the blocks that may be reused from the cache; the slow part of admission."""
         size = self.limits.block_size
-        return sequence.block_digests(sequence.max_reusable_tokens // size, size)
+        reusable = sequence.max_reusable_tokens if self.limits.shares_prefixes else 0
+        return sequence.block_digests(reusable // size, size)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Removes a sequence that has ended, running or waiting, and releases its blocks."""
@@ -200,12 +202,12 @@ class Scheduler:
         turn = ImageTurn(whole_images=self.limits.whole_images)
         for sequence in running:
             if left > 0 and sequence.is_prefill and sequence.blocks:
-                left -= _add_prefill(prompts, sequence, left, turn)
+                left -= self._add_prefill(prompts, sequence, left, turn)
         while left > 0 and self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting.peek()
             if sequence.request.priority >= priority or not self._admit(sequence):
                 break
-            left -= _add_prefill(prompts, sequence, left, turn)
+            left -= self._add_prefill(prompts, sequence, left, turn)
         singles += [chunk for chunk in prompts if chunk.count == 1]
         return (*singles, *(chunk for chunk in prompts if chunk.count > 1))
 
@@ -237,7 +239,7 @@ class Scheduler:
             return
         sequence.num_finite_tokens = progress.end
         full = progress.end // self.limits.block_size
-        if full > sequence.num_cached_blocks:
+        if full > sequence.num_cached_blocks and self.limits.shares_prefixes:
             self._cache_blocks(sequence, full)
 
     def halve_budget(self) -> bool:
@@ -269,6 +271,20 @@ class Scheduler:
         assert self._running == sorted(self._running, key=_rank), "the running requests are out of order"
         pending = set(self._pending_blocks.values())
         assert pending <= set(self._running), "a pending block belongs to a request that does not run"
+
+    def _add_prefill(
+        self, chunks: list[ScheduledChunk], sequence: TokenSequence, left: int, turn: ImageTurn
+    ) -> int:
+        """Appends the sequence's next chunk; returns its length, which may be 0.
+
+        It has at most `left` tokens, unless prompts are computed whole.
+        """
+        start, remaining = sequence.num_computed_tokens, sequence.remaining
+        longest = remaining if self.limits.whole_prompts else min(remaining, left)
+        count = turn.clip(sequence.request.images, start, longest)
+        if count:
+            chunks.append(ScheduledChunk(sequence, start, count))
+        return count
 
     # Growth
 
@@ -414,15 +430,6 @@ class Scheduler:
         for digest in digests:
             if self._pending_blocks.get(digest) is sequence:
                 del self._pending_blocks[digest]
-
-
-def _add_prefill(chunks: list[ScheduledChunk], sequence: TokenSequence, left: int, turn: ImageTurn) -> int:
-    """Appends the sequence's next chunk, of at most `left` tokens; returns its length, which may be 0."""
-    start = sequence.num_computed_tokens
-    count = turn.clip(sequence.request.images, start, min(sequence.remaining, left))
-    if count:
-        chunks.append(ScheduledChunk(sequence, start, count))
-    return count
 
 
 def _priority(sequence: TokenSequence) -> int:

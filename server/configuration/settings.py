@@ -57,7 +57,8 @@ class Config(
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
-        if self.role == "api" and self.engine == "model":
+        runs_here = self.engine == "model" or (self.engine == "auto" and self.engine_url is None)
+        if self.role == "api" and runs_here:
             raise ConfigError(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )

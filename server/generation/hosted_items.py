@@ -3,15 +3,16 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
 from server.generation.call_arguments import code_of, parse_object
-from server.generation.client_tools import as_function
-from server.generation.hosted_tools_of_response import CallType, ToolResult
+from server.generation.client_tools import as_function, client_call
+from server.generation.hosted_tools_of_response import CONTAINER, CallType, ToolResult
 from server.protocol.responses import events as wire
 from server.protocol.responses.items import (
+    AnsweredByItem,
     ClientCall,
     ClientOutput,
     CodeInterpreterCall,
@@ -26,9 +27,14 @@ from server.protocol.responses.items import (
     McpListTools,
     OtherItem,
     SettingsItem,
+    ShellCall,
+    ShellCallOutput,
+    ShellOutcome,
+    ShellOutput,
     ToolSearchCall,
     ToolSearchOutput,
     WebSearchCall,
+    awaits_client,
 )
 from server.protocol.responses.tools import MAX_URLS, TOOL_SEARCH, URLS_KEY
 
@@ -54,11 +60,11 @@ MAX_SOURCES = 50
 _URL_IN_TEXT = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
-def started_item(kind: type[HostedCall], item_id: str, response: UUID, call: McpCall) -> HostedCall:
+def started_item(kind: type[HostedCall], item_id: str, container: str, call: McpCall) -> HostedCall:
     if kind is McpCall:
         return msgspec.structs.replace(call, id=item_id)
     if kind is CodeInterpreterCall:
-        return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
+        return CodeInterpreterCall(item_id, "in_progress", "", container)
     return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
@@ -70,6 +76,10 @@ def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
             return msgspec.structs.replace(item, code=code_of(call.arguments))
         case ToolSearchCall():
             return msgspec.structs.replace(item, arguments=parse_object(call.arguments))
+        case ShellCall():
+            read = client_call("shell", item.id, item.status, item.call_id, call.arguments)
+            assert isinstance(read, ShellCall)
+            return msgspec.structs.replace(item, action=read.action)
         case WebSearchCall():
             return msgspec.structs.replace(item, action=_action(call.name, parse_object(call.arguments)))
 
@@ -85,7 +95,7 @@ def finished_item(
         case CodeInterpreterCall():
             outputs = [{"type": "logs", "logs": result_text(outcome)}] if has_result else None
             return msgspec.structs.replace(item, status=status, outputs=outputs)
-        case ToolSearchCall():
+        case ToolSearchCall() | ShellCall():
             return msgspec.structs.replace(item, status=status if status == "incomplete" else "completed")
         case WebSearchCall():
             text = result_text(outcome)
@@ -97,6 +107,17 @@ def finished_item(
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if has_result else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
+
+
+_read_outputs = msgspec.json.Decoder(list[ShellOutput]).decode
+
+
+def shell_output(outcome: ToolResult) -> list[ShellOutput]:
+    """What each command of a shell call wrote; of a failed call its error, as that of one command."""
+    try:
+        return _read_outputs(outcome.output or "")
+    except msgspec.DecodeError:
+        return [ShellOutput("", result_text(outcome), ShellOutcome("exit", 1))]
 
 
 def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +160,7 @@ def items_for_model(
     tools that a search has found.
     """
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
-    called |= {item.call_id for item in items if isinstance(item, ToolSearchOutput)}
+    called |= {item.call_id for item in items if isinstance(item, ToolSearchOutput | ShellCallOutput)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
     readable = [item for item in items if not isinstance(item, SettingsItem)]
     return [converted for item in readable for converted in _as_model_items(item, called, answers, describe)]
@@ -154,11 +175,8 @@ def _as_model_items(
     match item:
         case McpListTools() | McpApprovalResponse():
             return
-        case ToolSearchCall():
-            call_id = item.call_id or TOOL_SEARCH
-            yield FunctionCall(item.id, "completed", call_id, TOOL_SEARCH, _json(item.arguments))
-            if item.execution == "server" and item.call_id not in called:
-                yield FunctionCallOutput(item.id, "completed", call_id, UNFINISHED)
+        case ToolSearchCall() | ShellCall():
+            yield from _as_answered_by_item(item, called)
         case ToolSearchOutput():
             yield FunctionCallOutput(item.id, "completed", item.call_id or TOOL_SEARCH, describe(item))
         case FunctionCallOutput(call_id=None, name=str(name)):
@@ -181,6 +199,18 @@ def _as_model_items(
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
         case _:
             yield from as_function(item) if isinstance(item, ClientCall | ClientOutput) else (item,)
+
+
+def _as_answered_by_item(item: AnsweredByItem, called: set[str | None]) -> Iterator[Item]:
+    """The call, and that it was not finished if its result, which would be an item, is missing."""
+    call_id = item.call_id or TOOL_SEARCH
+    if isinstance(item, ToolSearchCall):
+        yield FunctionCall(item.id, "completed", call_id, TOOL_SEARCH, _json(item.arguments))
+    else:
+        namespace = UNSET if item.container_id is None else CONTAINER
+        yield from (msgspec.structs.replace(call, namespace=namespace) for call in as_function(item))
+    if not awaits_client(item) and item.call_id not in called:
+        yield FunctionCallOutput(item.id, "completed", call_id, UNFINISHED)
 
 
 def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
@@ -206,6 +236,13 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return "search", {"query": action.get("query") or ""}
 
 
+def result_of_output(item: ToolSearchOutput | ShellCallOutput) -> ToolResult:
+    """The result that was made into the item."""
+    if isinstance(item, ToolSearchOutput):
+        return ToolResult(tools=item.tools)
+    return ToolResult(_json(item.output))
+
+
 def tool_result_of(item: HostedCall) -> ToolResult:
     match item:
         case McpCall():
@@ -215,7 +252,7 @@ def tool_result_of(item: HostedCall) -> ToolResult:
             text = "\n".join(logs) if item.outputs is not None else None
         case WebSearchCall():
             text = item.results if isinstance(item.results, str) else None
-        case ToolSearchCall():
+        case ToolSearchCall() | ShellCall():
             return ToolResult()
     if item.status == "failed":
         return ToolResult(error=McpError("mcp_protocol_error", message=text or ""))

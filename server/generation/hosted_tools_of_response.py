@@ -26,7 +26,9 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import TOOL_SEARCH, ClientTool, McpTool, Tool, ToolSearchTool
 
-CallType = Literal["mcp", "code", "search"]
+CallType = Literal["mcp", "code", "search", "shell"]
+CONTAINER = "container"
+"""The label of the registered server with a shell: `holdfast-runner` can be it."""
 SOURCES = "web_search_call.action.sources"
 """The value of `include` for the URLs that a search found."""
 
@@ -43,6 +45,8 @@ class ListedServer:
     approval_required: frozenset[str] = frozenset()
     """The names of tools whose calls need an approval."""
     call_type: CallType = "mcp"
+    container: str | None = None
+    """The response whose container the calls run in, as 32 hexadecimal digits; None for this one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class McpCredentials:
     url: str | None = field(default=None, repr=False)
     """None for a registered server."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    session: str | None = None
+    """The session at a registered server, unless a header names one; None for the response's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,7 @@ def hosted_tools_of(
             not tool.listed_before and tool.stands_for is None,
             frozenset(listed.name for listed in tool.offered if tool.needs_approval(listed)),
             _call_type(tool),
+            tool.container,
         )
         for tool in tools
         if isinstance(tool, McpTool)
@@ -159,7 +166,8 @@ def call_limit(request: CreateResponse, server_limit: int | None) -> int | None:
 def _call_type(tool: McpTool) -> CallType:
     if tool.stands_for is None:
         return "mcp"
-    return "code" if tool.stands_for["type"] == "code_interpreter" else "search"
+    types: dict[str, CallType] = {"code_interpreter": "code", "shell": "shell"}
+    return types.get(tool.stands_for["type"], "search")
 
 
 def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
-from server.generation.hosted_items import CALL_EVENTS, tool_result_of
+from server.generation.hosted_items import CALL_EVENTS, result_of_output, tool_result_of
 from server.generation.hosted_tools_of_response import ToolResult
 from server.protocol.responses.events import Event, Kind, decode_added, decode_done, delta_of, event_type
-from server.protocol.responses.items import Compaction, HostedCall, ToolSearchCall, ToolSearchOutput
+from server.protocol.responses.items import (
+    AnsweredByItem,
+    Compaction,
+    HostedCall,
+    ShellCallOutput,
+    ToolSearchOutput,
+)
 
 _CALL_ENDS = frozenset(
     str(end.__struct_config__.tag)
@@ -65,7 +71,7 @@ class RunLog:
         """
         turns = [LoggedTurn(compacts=writes_summary)]
         chunks = dict(self.token_chunks)
-        searches: dict[str | None, int] = {}
+        calls: dict[str | None, int] = {}
         between_turns = False
         for event in self.events:
             kind = event_type(event)
@@ -82,11 +88,11 @@ class RunLog:
                 done = decode_done(event.body)
                 if turns[-1].compacts and isinstance(done.item, Compaction):
                     between_turns, turns[-1].has_compacted = True, True
-                elif isinstance(done.item, ToolSearchCall):
-                    searches[done.item.call_id] = done.output_index
-                elif isinstance(done.item, ToolSearchOutput):
+                elif isinstance(done.item, AnsweredByItem):
+                    calls[done.item.call_id] = done.output_index
+                elif isinstance(done.item, ToolSearchOutput | ShellCallOutput):
                     between_turns = True
-                    turns[-1].results[searches[done.item.call_id]] = ToolResult(tools=done.item.tools)
+                    turns[-1].results[calls[done.item.call_id]] = result_of_output(done.item)
                 elif between_turns and isinstance(done.item, HostedCall):
                     turns[-1].results[done.output_index] = tool_result_of(done.item)
         return turns

@@ -13,17 +13,19 @@ from server.generation.hosted_items import (
     CallEvents,
     FinalStatus,
     finished_item,
+    shell_output,
     started_item,
     with_arguments,
 )
 from server.generation.hosted_tools_of_response import DueCall, HostedTools, ListedServer, ToolResult
-from server.generation.written_item import EventNumbers
+from server.generation.written_item import EventNumbers, command_events
 from server.model_formats.model_format import CallStart
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import (
-    HOSTED_ID_PREFIXES,
+    ID_PREFIXES,
+    AnsweredByItem,
     CodeInterpreterCall,
     HostedCall,
     HostedItem,
@@ -32,6 +34,9 @@ from server.protocol.responses.items import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ShellAction,
+    ShellCall,
+    ShellCallOutput,
     ToolSearchCall,
     ToolSearchOutput,
     WebSearchCall,
@@ -60,6 +65,7 @@ class ToolCallEvents:
         self._response = response
         self._hosted = hosted
         self._output = output
+        self._numbers = numbers
         self._event = numbers.event
         self._draft: _Draft | None = None
         self._calls: dict[int, McpCall] = {}
@@ -152,7 +158,7 @@ class ToolCallEvents:
         if status == "completed":
             self.pending_calls += [] if awaits_client(item) else [index]
             return events
-        if isinstance(item, ToolSearchCall):
+        if isinstance(item, AnsweredByItem):
             self._unfinished_arguments = None
         return [*events, *self.finish_arguments(), self._done(index, "incomplete", ToolResult())]
 
@@ -169,8 +175,9 @@ class ToolCallEvents:
                     self._event(wire.CodeDone, item_id, index, code or ""),
                     self._event(wire.CodeInterpreting, item_id, index),
                 ]
-            case ToolSearchCall():
-                return [self._done(index, "completed", ToolResult())]
+            case ToolSearchCall() | ShellCall() as call:
+                events = command_events(self._numbers, index, call)
+                return [*events, self._done(index, "completed", ToolResult())]
             case item:
                 return [self._event(wire.SearchSearching, item.id, index)]
 
@@ -178,33 +185,46 @@ class ToolCallEvents:
         """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
-        if isinstance(item, ToolSearchCall):
-            return self._add_found(item, outcome)
+        if isinstance(item, AnsweredByItem):
+            return self._add_output(item, outcome)
         events = self._events(self._calls[index].server_label)
         return [
             self._event(events.failed if failed else events.completed, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
-    def _add_found(self, search: ToolSearchCall, outcome: ToolResult) -> list[Event]:
-        index, item_id = len(self._output), self._id(ToolSearchOutput)
-        found = ToolSearchOutput(item_id, "completed", [*outcome.tools], "server", search.call_id)
-        self._output.append(found)
-        added = msgspec.structs.replace(found, status="in_progress", tools=[])
-        return [
-            self._event(wire.OutputItemAdded, index, added),
-            self._event(wire.OutputItemDone, index, found),
-        ]
+    def _add_output(self, call: AnsweredByItem, outcome: ToolResult) -> list[Event]:
+        """The result as an item of its own."""
+        index, ran = len(self._output), []
+        output: ToolSearchOutput | ShellCallOutput
+        if isinstance(call, ToolSearchCall):
+            item_id = self._id(ToolSearchOutput)
+            output = ToolSearchOutput(item_id, "completed", [*outcome.tools], "server", call.call_id)
+            added: Item = msgspec.structs.replace(output, status="in_progress", tools=[])
+        else:
+            item_id, ran = self._id(ShellCallOutput), shell_output(outcome)
+            longest = call.action.max_output_length
+            output = ShellCallOutput(item_id, "completed", call.call_id, ran, longest)
+            added = msgspec.structs.replace(output, status="in_progress", output=[])
+        self._output.append(output)
+        events = [self._event(wire.OutputItemAdded, index, added)]
+        for position, written in enumerate(ran):
+            streams = {"stdout": written.stdout, "stderr": written.stderr}
+            events.append(self._event(wire.ShellOutputDelta, item_id, index, position, streams))
+            events.append(self._event(wire.ShellOutputDone, item_id, index, position, [written]))
+        return [*events, self._event(wire.OutputItemDone, index, output)]
 
     def give_up(self) -> list[Event]:
-        """The response ends before its pending calls have results: they are incomplete, but for searches."""
+        """The response ends before its pending calls have results: they are incomplete, but for those that
+        are done before their result is an item.
+        """
         pending, self.pending_calls = self.pending_calls, []
-        calls = [index for index in pending if not isinstance(self._output[index], ToolSearchCall)]
+        calls = [index for index in pending if not isinstance(self._output[index], AnsweredByItem)]
         return [self._done(index, "incomplete", ToolResult()) for index in calls]
 
     def restore(self, item: Item) -> bool:
         """Takes an added item from the log; returns False if it is not a hosted tool's."""
-        if isinstance(item, HostedItem):
+        if isinstance(item, HostedItem) and not (isinstance(item, ShellCall) and awaits_client(item)):
             self._output.append(item)
             if isinstance(item, HostedCall):
                 self.pending_calls.append(len(self._output) - 1)
@@ -220,8 +240,16 @@ class ToolCallEvents:
             search = ToolSearchCall(item_id, "in_progress", {}, self._hosted.search, call_id)
             self._output.append(search)
             return [self._event(wire.OutputItemAdded, index, search)]
+        listed = self._hosted.by_label.get(label)
+        container = f"cntr_{(listed and listed.container) or self._response.hex}"
+        if listed is not None and listed.call_type == "shell":
+            item_id, call_id = self._id(ShellCall), ids.call_id(self._response, index)
+            environment = {"type": "container_reference", "container_id": container}
+            shell = ShellCall(item_id, "in_progress", call_id, ShellAction(commands=[]), environment)
+            self._output.append(shell)
+            return [self._event(wire.OutputItemAdded, index, shell)]
         events = self._events(label)
-        item = started_item(events.item, self._id(events.item), self._response, call)
+        item = started_item(events.item, self._id(events.item), container, call)
         self._output.append(item)
         return [
             self._event(wire.OutputItemAdded, index, item),
@@ -234,13 +262,16 @@ class ToolCallEvents:
         assert isinstance(item, HostedCall)
         self._calls[index] = call = msgspec.structs.replace(self._calls[index], arguments=arguments)
         self._output[index] = item = with_arguments(item, call)
+        if isinstance(item, ShellCall) and item.action.commands:
+            read = msgspec.json.encode(item.action).decode()
+            self._calls[index] = msgspec.structs.replace(call, arguments=read)
         self._unfinished_arguments = index
         match item:
             case McpCall():
                 return [self._event(wire.McpCallArgumentsDelta, item.id, index, arguments)]
             case CodeInterpreterCall():
                 return [self._event(wire.CodeDelta, item.id, index, item.code or "")]
-            case WebSearchCall() | ToolSearchCall():
+            case WebSearchCall() | ToolSearchCall() | ShellCall():
                 return []
 
     def _events(self, label: str) -> CallEvents:
@@ -263,4 +294,4 @@ class ToolCallEvents:
         return self._event(wire.OutputItemDone, index, left)
 
     def _id(self, kind: type[HostedItem]) -> str:
-        return ids.item_id(HOSTED_ID_PREFIXES[kind], self._response, "o", len(self._output))
+        return ids.item_id(ID_PREFIXES[kind], self._response, "o", len(self._output))

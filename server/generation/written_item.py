@@ -55,6 +55,19 @@ class EventNumbers:
         return wire.whole_event(kind(self.take(), *args, **kwargs))
 
 
+def command_events(numbers: EventNumbers, index: int, call: Item) -> list[Event]:
+    """The events of each command of a shell call that is whole; none for another call."""
+    return [
+        event
+        for position, command in enumerate(call.action.commands if isinstance(call, ShellCall) else ())
+        for event in (
+            numbers.event(wire.ShellCommandAdded, index, position, ""),
+            numbers.event(wire.ShellCommandDelta, index, position, command),
+            numbers.event(wire.ShellCommandDone, index, position, command),
+        )
+    ]
+
+
 @dataclass(slots=True)
 class WrittenItem:
     """The item that the current deltas belong to. `open`, `append` and `close` return its events."""
@@ -104,7 +117,8 @@ class WrittenItem:
         text = "".join(self.text)
         item = self._item(status, text)
         if self.is_client_tool:
-            return item, [self.numbers.event(wire.OutputItemDone, self.index, item)]
+            events = command_events(self.numbers, self.index, item)
+            return item, [*events, self.numbers.event(wire.OutputItemDone, self.index, item)]
         events = [wire.whole_event(self._text_done(item, text))]
         if (part := self._part(text)) is not None:
             events.append(self.numbers.event(wire.ContentPartDone, self.id, self.index, 0, part))

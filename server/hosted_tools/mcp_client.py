@@ -186,7 +186,7 @@ class McpServers:
         if location.startswith(COMMAND):
             return mcp_session.LocalProcess(shlex.split(location.removeprefix(COMMAND)))
         headers = self.registered.headers(
-            label, credentials.headers, tenant, response.hex if response else None
+            label, credentials.headers, tenant, (credentials.session or response.hex) if response else None
         )
         return mcp_session.Remote(location, {**headers, **trace}, allow_host_of(location))
 

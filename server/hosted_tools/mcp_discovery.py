@@ -7,6 +7,7 @@ conversation already has is not sent again, as with OpenAI.
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,13 +22,14 @@ from server.errors import (
     ToolServerDown,
     TooManyRequests,
 )
-from server.generation.hosted_tools_of_response import HostedTools, McpCredentials, hosted_tools_of
+from server.generation.hosted_tools_of_response import CONTAINER, HostedTools, McpCredentials, hosted_tools_of
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import TOKEN_HEADER
 from server.hosted_tools.tool_lists import ToolList, usable_tools
 from server.outbound_http.allowed_addresses import Refused
+from server.protocol import ids
 from server.protocol.ids import is_output_id
-from server.protocol.responses.items import Item, McpListTools
+from server.protocol.responses.items import CodeInterpreterCall, Item, McpListTools, ShellCall
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,
@@ -49,22 +51,21 @@ _PROTOCOL_HEADERS = frozenset({"mcp-session-id", "mcp-protocol-version", "last-e
 """Headers by which a client could enter another tenant's session at a registered server."""
 BUILTIN_LABELS = {
     "code_interpreter": "python",
+    "shell": CONTAINER,
     "web_search": "browser",
     "web_search_2025_08_26": "browser",
     "web_search_preview": "browser",
     "web_search_preview_2025_03_11": "browser",
 }
 """OpenAI's built-in tools, and the label of the registered server that implements each; vLLM's labels."""
-_BUILTIN_NAMES = {"python": "code_interpreter", "browser": "web_search"}
+_BUILTIN_NAMES = {"python": "code_interpreter", "browser": "web_search", CONTAINER: "shell"}
 """The names that stand for all versions of a built-in tool in what a key may use."""
-BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find")}
+BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find"), CONTAINER: ("shell",)}
 _VLLM_LABELS: dict[object, dict[str, Any]] = {
     "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
     "web_search_preview": {"type": "web_search_preview"},
 }
 """Labels that vLLM's clients use for OpenAI's built-in tools, with any URL."""
-_CONTAINER = "container"
-"""vLLM's label of a code server, which must be registered under it, as `holdfast-runner` can be."""
 _RESERVED = frozenset({"functions", "assistant", "browser", "python", TOOL_SEARCH})
 """Labels that a client's own server cannot have: they are namespaces of model formats."""
 
@@ -114,11 +115,12 @@ def discover_tools(
             server_url=tool.server_url and tool.server_url.partition("?")[0],  # a query may be a secret
             listed=[listed for listed in offered.tools if f"{tool.server_label}__{listed.name}" not in names],
             listing_error=offered.error,
+            container=_container(tool.stands_for, items),
         )
         listed_before = stored is not None or _is_listed_in(items, tool)
         tool = msgspec.structs.replace(tool, listed_before=listed_before)
         names |= callable_names([tool])
-        credentials[tool.server_label] = own_credentials
+        credentials[tool.server_label] = replace(own_credentials, session=tool.container)
         elements.append(msgspec.to_builtins(tool))
     if request_servers.pending:
         raise NotReady(request_servers.pending)
@@ -149,7 +151,7 @@ class _RequestServers:
         label, url = fields.get("server_label"), fields.get("server_url")
         if label in self.labels:
             own = url is not None and url == self._servers.registered.locations.get(str(label))
-            if own or (label == _CONTAINER and isinstance(url, str) and not self._is_allowed_url(url)):
+            if own or (label == CONTAINER and isinstance(url, str) and not self._is_allowed_url(url)):
                 del fields["server_url"]
             return fields
         builtin = _VLLM_LABELS.get(label) if isinstance(label, str) else None
@@ -259,13 +261,15 @@ class _RequestServers:
 def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
-    """The MCP tool of the server that implements a built-in tool; None without one, and for a search without
-    access to the web, of which a browser has no stored pages.
+    """The MCP tool of the server that implements a built-in tool; None without one, for a client's shell, and
+    for a search without access to the web, of which a browser has no stored pages.
     """
     kind = element.get("type")
     label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
     if label is None or label not in labels or element.get("external_web_access") is False:
         return None
+    if label == CONTAINER and is_served(element):
+        return None  # on the client's machine
     tools = list(BUILTIN_TOOLS[label])
     if isinstance(allowed, list) and ALL_TOOLS not in allowed:
         tools = [name for name in tools if name in allowed] or tools
@@ -283,22 +287,51 @@ def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
 
     What only tunes a tool (`search_context_size`, `user_location`, `memory_limit`) is accepted.
     """
-    filters, container = element.get("filters"), element.get("container")
-    for name in ("allowed_domains", "blocked_domains"):
-        if isinstance(filters, dict) and filters.get(name):
-            raise _unsupported(f"{path}.filters.{name}", "Limiting a search to domains is not supported.")
-    if isinstance(container, str) and container != "auto":
-        raise _unsupported(
-            f"{path}.container", "Named containers are not supported: each response has one of its own."
+    filters, name = element.get("filters"), "environment" if element.get("type") == "shell" else "container"
+    container = element.get(name)
+    for domains in ("allowed_domains", "blocked_domains"):
+        if isinstance(filters, dict) and filters.get(domains):
+            raise _unsupported(f"{path}.filters.{domains}", "Limiting a search to domains is not supported.")
+    named = _named_container(element)
+    if named is not None and ids.parse_container_id(named) is None:
+        raise InvalidRequest(
+            f"There is no container {named[:64]!r}: a response's calls name the one that they ran in, and an "
+            "automatic one goes on with that of the conversation.",
+            param=f"{path}.{name}.container_id" if isinstance(container, dict) else f"{path}.{name}",
+            code="invalid_value",
         )
-    for name, why in _REFUSED_OF_CONTAINERS.items():
-        if isinstance(container, dict) and container.get(name):
-            raise _unsupported(f"{path}.container.{name}", why)
+    for field, why in _REFUSED_OF_CONTAINERS.items():
+        value = container.get(field) if isinstance(container, dict) else None
+        if value and value != {"type": "disabled"}:
+            raise _unsupported(f"{path}.{name}.{field}", why)
+
+
+def _named_container(element: Mapping[str, Any]) -> str | None:
+    """The container that a declared tool names; None for an automatic one."""
+    match element:
+        case {"container": str(named)} if named != "auto":
+            return named
+        case {"environment": {"type": "container_reference", **rest}}:
+            return str(rest.get("container_id"))
+    return None
+
+
+def _container(declared: Mapping[str, Any] | None, items: Sequence[Item]) -> str | None:
+    """The response that the tool's container was made for, as hexadecimal digits: of the named one, else
+    that of the conversation's last call; None where there is none.
+    """
+    if declared is None or declared["type"] not in ("code_interpreter", "shell"):
+        return None
+    calls = (item for item in reversed(items) if isinstance(item, CodeInterpreterCall | ShellCall))
+    names = (_named_container(declared), *(call.container_id for call in calls))
+    known = (ids.parse_container_id(name) for name in names if name is not None)
+    return next((container.hex for container in known if container is not None), None)
 
 
 _REFUSED_OF_CONTAINERS = {
     "file_ids": "This server stores no files, so no file can be put into a container.",
     "network_policy": "This server's operator decides which networks code may reach; requests cannot.",
+    "skills": "This server stores no skills, so none can be put into a container.",
 }
 
 

@@ -226,7 +226,7 @@ def _apply(items: list[_LoggedItem], event: Json) -> Iterator[str]:
         item.done = event["item"]
         named = item.done["id"]
     else:
-        named = event["item_id"]
+        named = event.get("item_id", item.added["id"])  # the events of a shell's commands name none
         yield from _apply_text(item, event)
     if named != item.added["id"]:
         yield f"event {number} names item {index} {named}, which was added as {item.added['id']}."
@@ -235,9 +235,10 @@ def _apply(items: list[_LoggedItem], event: Json) -> Iterator[str]:
 def _apply_text(item: _LoggedItem, event: Json) -> Iterator[str]:
     part = _part_key(event)
     if event["type"].endswith(".delta"):
-        item.text[part] = item.text.get(part, "") + event["delta"]
+        delta = event["delta"]
+        item.text[part] = item.text.get(part, "") + (delta if isinstance(delta, str) else _streams(delta))
     elif event["type"].endswith(".done"):
-        text = _text(event.get("part", event))
+        text = _text(event.get("part") or event.get("output", [event])[0])
         if text is not None and text != item.text.get(part, ""):
             yield f"event {event['sequence_number']} says something else than the deltas before it."
 
@@ -245,16 +246,25 @@ def _apply_text(item: _LoggedItem, event: Json) -> Iterator[str]:
 def _part_key(event: Json) -> tuple[str, int]:
     if "summary_index" in event:
         return "summary", event["summary_index"]
+    if "command_index" in event:
+        return "command", event["command_index"]
     return "content", event.get("content_index", 0)
 
 
 def _text(part: Json) -> str | None:
     """The text of a part, an item without parts, or an event; None if it has none."""
-    for name in ("text", "refusal", "arguments", "input", "code"):
+    if "stdout" in part:
+        return _streams(part)
+    for name in ("text", "refusal", "arguments", "input", "code", "command"):
         if isinstance(part.get(name), str):
             text: str = part[name]
             return text
     return None
+
+
+def _streams(written: Json) -> str:
+    """What a command wrote, as one text."""
+    return f"{written['stdout']}\0{written['stderr']}"
 
 
 def _has_text(item: Json, deltas: Mapping[tuple[str, int], str]) -> bool:
@@ -265,6 +275,11 @@ def _has_text(item: Json, deltas: Mapping[tuple[str, int], str]) -> bool:
         for index, part in enumerate(item.get(name) or [])
         if (text := _text(part)) is not None
     }
+    if item["type"] in ("shell_call", "shell_call_output"):
+        commands = item.get("output") or [
+            {"command": one} for one in item.get("action", {}).get("commands", ())
+        ]
+        parts = {("command", index): _text(one) or "" for index, one in enumerate(commands)}
     whole = _text(item)
     if whole is not None:
         parts["content", 0] = whole

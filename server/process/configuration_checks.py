@@ -3,6 +3,7 @@
 Model and engine are loaded as `serve` loads them; the database is asked for its schema.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from server.errors import ConfigError
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.model_format import ModelFormat
 from server.process import load_model
+from server.process.child_engine import engine_command
 from server.process.find_model import with_model
 from server.process.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
@@ -60,6 +62,9 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
         load_model.check_engine_settings(config)
         if config.engine == "scripted":
             yield note("engine", "The scripted engine answers with made-up words, without a model.")
+        elif config.engine in REMOTE_ENGINES and config.engine_url is None:
+            command = shlex.join(engine_command(config, folder, config.model_name or name_of(folder), 0))
+            yield ok("engine", f"{config.engine} would be started: {command}")
         elif config.engine in REMOTE_ENGINES:
             yield from _examine_servers(config, folder, say)
         else:

@@ -38,7 +38,7 @@ def load_model(
     """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
     check_engine_settings(config)
-    check_files(folder, with_weights=config.engine == "model")
+    check_files(folder, with_weights=config.engine in ("auto", "model"))
     check_template(folder, config.chat_template)
     if config.engine == "scripted":
         from server.process.scripted_model import scripted_engine
@@ -212,12 +212,16 @@ def _load_checkpoint(
 def check_engine_settings(config: Config) -> None:
     """Raises ConfigError for settings of the engine that contradict each other."""
     remote = config.engine in REMOTE_ENGINES
-    if remote and config.engine_url is None:
-        raise ConfigError(f"engine {config.engine} needs engine-url, such as http://127.0.0.1:8001.")
+    if config.engine_args is not None and (not remote or config.engine_url is not None):
+        raise ConfigError(
+            "engine-args are for an engine that is started here: vllm or llama-server, without engine-url."
+        )
     if not remote and config.engine_url is not None:
         raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {config.engine}.")
     if remote and config.adapters is not None:
-        raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
+        raise ConfigError(
+            "adapters are loaded by vLLM, not here: see --lora-modules of vLLM, and --engine-args."
+        )
 
 
 def connect(

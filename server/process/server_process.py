@@ -85,6 +85,8 @@ class ServerProcess:
         self._metrics.stop()
         recording.claimer.stop()
         loaded.model.engine.close(drain=False)
+        if loaded.engine_program is not None:
+            loaded.engine_program.stop()
         log_engine("ends", loaded.model.engine)
         recording.tool_loop.close()
         loaded.mcp.close()

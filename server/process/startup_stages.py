@@ -38,6 +38,7 @@ from server.metrics.refused_requests import WRITE_SECONDS
 from server.metrics.response_counters import Events
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
+from server.process.child_engine import start_engine
 from server.process.ended_key_watch import EndedKeyWatch
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase, load_seal_keys
@@ -108,6 +109,9 @@ class Loaded:
     def __init__(self, stored: Stored) -> None:
         config = stored.config
         self.stored = stored
+        self.engine_program = start_engine(config, stored.say)
+        if self.engine_program is not None:
+            config = self.engine_program.config
         self.traces = ResponseTraces()
         trace_parent_of = self.traces.trace_parent_of
         with interrupts.close_on_interrupt(stored.opened.close):

@@ -209,8 +209,10 @@ class TurnBuilder:
         """The caller's credentials; after a recovery the server's URL alone."""
         if label in self.credentials:
             return self.credentials[label]
-        servers = (tool for tool in self.resolved.tools if isinstance(tool, McpTool))
-        return McpCredentials(next((tool.server_url for tool in servers if tool.name == label), None))
+        for tool in self.resolved.tools:
+            if isinstance(tool, McpTool) and tool.name == label:
+                return McpCredentials(tool.server_url, session=tool.container)
+        return McpCredentials()
 
     def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
         """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.

@@ -79,6 +79,7 @@ parse_response_id = partial(_parse, "resp")
 parse_conversation_id = partial(_parse, "conv")
 parse_webhook_endpoint_id = partial(_parse, "we")
 parse_webhook_id = partial(_parse, "wh")
+parse_container_id = partial(_parse, "cntr")
 parse_completion_id = partial(_parse, "chatcmpl", divider="-")
 
 

@@ -96,12 +96,44 @@ def runner() -> Iterator[Runner]:
 
 
 def test_tools_are_offered_as_gpt_oss_knows_them(runner: Runner) -> None:
-    python, execute = runner.tools()
+    python, execute, shell = runner.tools()
     assert python.name == "python"
     assert list(python.inputSchema["properties"]) == python.inputSchema["required"] == ["code"]
     assert execute.name == "exec"
     assert list(execute.inputSchema["properties"]) == ["cmd", "workdir", "env", "timeout"]
     assert execute.inputSchema["required"] == ["cmd"]
+    assert shell.name == "shell"
+    assert list(shell.inputSchema["properties"]) == ["commands", "timeout_ms", "max_output_length"]
+
+
+def test_commands_of_a_shell_are_told_one_by_one(runner: Runner) -> None:
+    commands = ["cd /tmp; echo out; echo err >&2; exit 3", "pwd", "kill -9 $$"]
+    told = json.loads(runner.tells("told", "shell", commands=commands))
+    assert told == [
+        {"stdout": "out\n", "stderr": "err\n", "outcome": {"type": "exit", "exit_code": 3}},
+        {"stdout": "/mnt/data\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+        {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 137}},
+    ]
+
+
+def test_commands_that_do_not_end_are_stopped_and_the_files_stay(runner: Runner) -> None:
+    commands = ["echo six > a.txt; echo begun; sleep 99", "echo late"]
+    first, second = json.loads(runner.tells("slow", "shell", commands=commands, timeout_ms=300))
+    assert (first["stdout"], first["outcome"]) == ("begun\n", {"type": "timeout"})
+    assert second["outcome"] == {"type": "timeout"}
+    (after,) = json.loads(runner.tells("slow", "shell", commands=["cat a.txt"]))
+    assert after["stdout"] == "six\n"
+
+
+@pytest.mark.parametrize("most", [None, 100])
+def test_output_of_commands_is_cut_in_its_middle_and_is_still_json(runner: Runner, most: int | None) -> None:
+    commands = ["head -c 300000 /dev/urandom; echo end", "yes | head -c 300000; echo end >&2"]
+    told = json.loads(runner.tells("long", "shell", commands=commands, max_output_length=most))
+    assert len(json.dumps(told)) <= 65536
+    assert told[0]["stdout"].endswith("end\n")
+    assert "bytes were left out" in told[1]["stdout"]
+    assert told[1]["stdout"].startswith("y\ny\n")
+    assert told[1]["stderr"] == "end\n"
 
 
 def test_commands_and_code_of_one_session_share_its_files(runner: Runner) -> None:

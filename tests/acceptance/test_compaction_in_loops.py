@@ -15,6 +15,7 @@ from tests.fix_server import SCRIPTED, StartServer
 from tests.support.eventually import eventually
 from tests.support.fake_mcp import FakeMcp, running_fakes
 from tests.support.invariants import check
+from tests.support.rounds import faults_only
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import Frame, create, join, parse, replay
 
@@ -202,9 +203,7 @@ MOMENTS: dict[str, Callable[[Frame], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "question", ["Read the pages.", "Walk.", pytest.param("Reckon.", marks=pytest.mark.faults)]
-)
+@pytest.mark.parametrize("question", ["Read the pages.", *faults_only("Walk.", "Reckon.")])
 def test_response_goes_on_after_a_kill_around_its_compaction(
     start_server: StartServer, settings: dict[str, object], shop: FakeMcp, question: str
 ) -> None:

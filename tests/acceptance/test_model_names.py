@@ -1,6 +1,7 @@
 """`holdfast serve owner/name`: from a hub, by the cache, with one sentence for each mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,18 +13,22 @@ from openai import OpenAI
 from server.configuration.shipped_files import demo_model_folder
 from tests.fix_server import StartServer
 from tests.support.fake_hub import COMMIT, FakeHub
+from tests.support.gguf_file import gguf_bytes
 from tests.support.server_process import command, environment
 
 DEMO = {file.name: file.read_bytes() for file in sorted(demo_model_folder().iterdir())}
 NOT_NEEDED = {"README.md": b"# Demo", "original/model.safetensors": b"0", "consolidated.safetensors": b"0"}
 ADAPTER = json.dumps({"base_model_name_or_path": "acme/demo"}).encode()
 EMBEDDER = DEMO | {"config.json": json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode()}
+GGUF = gguf_bytes(
+    {"general.architecture": "qwen3", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+)
 MODELS: dict[str, Mapping[str, bytes]] = {
     "acme/demo": DEMO | NOT_NEEDED,
     "acme/gated": DEMO,
     "acme/pickled": {name: text for name, text in DEMO.items() if name != "model.safetensors"}
     | {"pytorch_model.bin": b"0"},
-    "acme/demo-GGUF": {"README.md": b"", "demo-Q4_K_M.gguf": b"GGUF", "demo-Q8_0.gguf": b"GGUF"},
+    "acme/demo-GGUF": {"README.md": b"", "demo-Q4_K_M.gguf": GGUF, "demo-Q8_0.gguf": GGUF},
     "acme/dataset": {"train.json": b"[]"},
     "acme/lora": {"adapter_config.json": ADAPTER, "adapter_model.safetensors": b"0"},
     "acme/embedder": EMBEDDER,
@@ -36,6 +41,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (program := tmp_path / "llama-server").touch(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return tmp_path / "hf" / "hub"
 
 
@@ -101,7 +108,8 @@ def test_a_revision_is_named_after_an_at_sign(hub: FakeHub) -> None:
 
 def test_a_gguf_file_is_named_by_its_bits(hub: FakeHub) -> None:
     with hub:
-        said_of("acme/demo-GGUF:q8_0")
+        (folder,) = said_of("acme/demo-GGUF:q8_0")
+    assert "holdfast-gguf-" in folder  # of its tokenizer, as the file has one
     assert [name for name, _ in hub.downloads] == ["demo-Q8_0.gguf"]
 
 

@@ -41,6 +41,22 @@ def test_neither_call_of_a_turn_waits_for_the_other(start_server: StartServer) -
     assert {item["output"] for item in made["output"][1:3]} == {"Found it."}
 
 
+def test_a_call_that_is_not_answered_in_time_fails_alone(start_server: StartServer) -> None:
+    with running_fakes(1) as (mcp,):
+        for_ever = threading.Event()
+        mcp.on_call = lambda: None if mcp.calls[-1]["name"] == "add" else _wait(for_ever)
+        server = start_server(**settings(mcp), mcp_seconds=2)
+        made = httpx.post(f"{server.api}/responses", json=BODY, timeout=120).json()
+        for_ever.set()
+    find, add, message = made["output"][1:]
+    assert (find["status"], find["error"]["message"]) == (
+        "failed",
+        "The tool gave no answer within 2 seconds.",
+    )
+    assert (add["status"], add["output"]) == ("completed", "Found it.")
+    assert message["content"][0]["text"] == "There they are."
+
+
 def test_after_a_kill_only_the_call_that_reads_is_made_again(start_server: StartServer) -> None:
     with running_fakes(1) as (mcp,):
         answering = threading.Event()

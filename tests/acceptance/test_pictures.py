@@ -274,6 +274,7 @@ def test_two_tenants_with_the_same_picture_share_nothing_that_can_be_counted(
     assert rows == [("one",), ("two",)]
 
 
+@pytest.mark.faults
 def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerProcess) -> None:
     slowest = 0.0
     done = threading.Event()

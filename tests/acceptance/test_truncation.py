@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Api
+from tests.support.rounds import faults_only
 from tests.support.server_process import ServerProcess
 
 Item = dict[str, Any]
@@ -87,13 +88,14 @@ def test_a_response_says_how_many_items_its_prompt_left_out(api: Api) -> None:
     assert "dropped_items" not in api.create(**body, input=TASK)
 
 
-def test_prompts_of_a_long_loop_begin_mostly_as_the_one_before(api: Api) -> None:
+@pytest.mark.parametrize("turns", [70, *faults_only(100)])
+def test_prompts_of_a_long_loop_begin_mostly_as_the_one_before(api: Api, turns: int) -> None:
     body: dict[str, Any] = {"truncation": "auto", "tools": [TOOL], "max_output_tokens": 20}
     items, prompts = [*TASK], [""]
-    for number in range(100):
+    for number in range(turns):
         items += turn(number, 30)
         prompts.append(api.prompt(**body, input=items))
-    check(prompts[-1], 99)
+    check(prompts[-1], turns - 1)
     same = sum(
         next((n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), len(pair[0]))
         for pair in pairwise(prompts)

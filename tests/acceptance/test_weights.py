@@ -1,6 +1,8 @@
 """Kill -9 in the middle of a background response, and a next start on a folder of the same name."""
 
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -12,11 +14,12 @@ from server.protocol.responses.response import TERMINAL_STATUSES
 from server.recovery.claimer import CHANGED
 from tests.fix_server import PACED, StartServer
 from tests.support.attached import HTTP, PATIENCE_S, Body, output_text, retrieve, status
+from tests.support.engines import save_random_model
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 from tests.support.sse import create, text_of
 
-ASK = {"model": MODEL, "input": "Go on.", "background": True, "max_output_tokens": 200}
+ASK = {"model": MODEL, "input": "Go on.", "background": True, "max_output_tokens": 200, "temperature": 0}
 
 
 def copied(folder: Path) -> Path:
@@ -34,14 +37,16 @@ def with_other_weights(folder: Path) -> Path:
     return folder
 
 
-def ended(start_server: StartServer, before: Path, after: Path) -> tuple[Body, str]:
+def ended(
+    start_server: StartServer, before: Path, after: Path, settings: Mapping[str, object] = PACED
+) -> tuple[Body, str]:
     """A response that the first folder began and the second one ended, and its text until the kill."""
-    first = start_server(**PACED, model=before)
+    first = start_server(**settings, model=before)
     with create(first.url, ASK) as stream:
         seen = stream.take(20)
         first.kill()
     response_id = seen[0].json["response"]["id"]
-    second = start_server(**PACED, model=after)
+    second = start_server(**settings, model=after)
     eventually(lambda: status(second, response_id) in TERMINAL_STATUSES, within=PATIENCE_S)
     return retrieve(second, response_id), text_of(seen)
 
@@ -53,6 +58,38 @@ def test_other_weights_under_the_same_name_do_not_continue_a_response(
     final, seen = ended(start_server, first, second)
     assert (final["status"], final["error"]) == ("failed", {"code": "server_error", "message": CHANGED})
     assert output_text(final).startswith(seen)
+
+
+def hybrid(folder: Path) -> Path:
+    """A model with states beside the KV cache: random weights, and the demo model's words and name."""
+    vocabulary = json.loads((demo_model_folder() / "config.json").read_text())["vocab_size"]
+    made = save_random_model(
+        "Qwen3_5TextConfig",
+        vocab_size=vocabulary,
+        num_hidden_layers=4,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        max_position_embeddings=1024,
+    )
+    copied(folder)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(made / name, folder / MODEL)
+    (folder / MODEL / "generation_config.json").unlink(missing_ok=True)  # which names an end
+    return folder / MODEL
+
+
+def test_a_model_with_states_that_is_killed_goes_on_with_the_same_tokens(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    folder = hybrid(tmp_path)
+    final, seen = ended(start_server, folder, folder, {"engine": "model"})
+    server = start_server(engine="model", model=folder)
+    undisturbed = HTTP.post(f"{server.api}/responses", json={**ASK, "background": False}).json()
+    assert len(seen) < len(output_text(final))
+    assert output_text(final) == output_text(undisturbed)
+    assert final["usage"]["output_tokens"] == undisturbed["usage"]["output_tokens"] > 20
 
 
 def test_the_same_weights_in_another_place_continue_a_response(

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.fix_tally import Tally
+from tests.support.architecture_sweep import judge, told
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.unit.engine.model.test_architectures import EXPERTS, WINDOW, generate
 
@@ -111,3 +112,12 @@ def test_greedy_tokens_of_other_architectures_equal_those_of_generate(case: Case
         "a model that repeats itself proves nothing"
     )
     tally["F38", "architectures compared with generate"] += 1
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", sorted(told()))
+def test_every_architecture_of_transformers_is_computed_as_the_table_says(name: str, tally: Tally) -> None:
+    verdict = judge(name)
+    assert verdict.kind == told()[name], verdict.reason
+    tally["F38", f"architectures {verdict.kind}"] += 1

@@ -351,7 +351,8 @@ def test_a_replica_whose_engine_has_other_weights_continues_no_response(
 # Replicas
 
 
-@pytest.mark.parametrize("network", ["whole", *faults_only("cut")])
+@pytest.mark.faults
+@pytest.mark.parametrize("network", ["whole", "cut"])
 def test_calls_of_a_killed_replica_end_at_the_engine_soon_after_its_responses_are_adopted(
     start_server: StartServer, engines: Engines, network: str, tally: Tally
 ) -> None:

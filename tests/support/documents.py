@@ -133,6 +133,7 @@ TESTS = {
     "integration": "the store and the recorder on a real Postgres",
     "migration": "the schema: up, down and at once",
     "peers": "vLLM's and OGX's own tests, fetched and unchanged; `make peers-tests` runs them",
+    "real": "a real small model, by `make test-real`",
     "support": "code that tests share",
     "unit": "the pure core, file by file",
 }

@@ -1,4 +1,4 @@
-"""The runner as an MCP server over streamable HTTP: `python`, and `exec` of gpt-oss's `container`."""
+"""The runner as an MCP server over streamable HTTP: `python`, `shell`, and `exec` of gpt-oss's label."""
 
 from functools import partial
 from typing import Annotated
@@ -10,8 +10,11 @@ from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
 
 from tool_servers.mcp_host import new_server, session_name
-from tool_servers.runner.sandbox import HOME, CannotRun, SandboxLimits, ShellCommand
+from tool_servers.runner.sandbox import HOME, CannotRun, Piece, SandboxLimits, ShellCommand, ShellScript
 from tool_servers.runner.sessions import Busy, SandboxSessions
+
+MAX_COMMANDS = 32
+"""Of one call."""
 
 
 def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) -> FastMCP:
@@ -20,7 +23,7 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
     ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."
     about = "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
 
-    async def run_piece(context: Context, piece: str | ShellCommand) -> str:  # type: ignore[type-arg]
+    async def run_piece(context: Context, piece: Piece) -> str:  # type: ignore[type-arg]
         run = partial(run_in_session, sessions, session_name(context), piece)
         return await anyio.to_thread.run_sync(run, limiter=threads)
 
@@ -41,6 +44,23 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
     ) -> str:
         return await run_piece(context, ShellCommand(cmd, workdir or HOME, env or {}, timeout))
 
+    async def shell(
+        commands: Annotated[
+            list[str],
+            Field(description="Commands as a shell reads them", min_length=1, max_length=MAX_COMMANDS),
+        ],
+        context: Context,  # type: ignore[type-arg]
+        timeout_ms: Annotated[
+            int | None, Field(description="Milliseconds after which they are stopped", gt=0)
+        ] = None,
+        max_output_length: Annotated[
+            int | None, Field(description="Bytes of output that are returned of each command", gt=0)
+        ] = None,
+    ) -> str:
+        seconds = min(limits.seconds, (timeout_ms or limits.seconds * 1000) / 1000)
+        most = min(limits.output, max_output_length or limits.output)
+        return await run_piece(context, ShellScript(commands, seconds, most, limits.output))
+
     server.add_tool(python, name="python", description=about + ends, structured_output=False)
     server.add_tool(
         execute,
@@ -48,10 +68,16 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
         description=f"Runs a program and gives what it prints. {ends}",
         structured_output=False,
     )
+    server.add_tool(
+        shell,
+        name="shell",
+        description=f"Runs commands in a shell, one after the other, and gives what each one wrote. {ends}",
+        structured_output=False,
+    )
     return server
 
 
-def run_in_session(sessions: SandboxSessions, name: str | None, piece: str | ShellCommand) -> str:
+def run_in_session(sessions: SandboxSessions, name: str | None, piece: Piece) -> str:
     """The text that the model is told. Raises ToolError when nothing was run."""
     try:
         ran = sessions.run(name, piece)

@@ -79,6 +79,22 @@ class ShellCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class ShellScript:
+    """Commands, each for a shell of its own; its result is JSON."""
+
+    commands: Sequence[str]
+    seconds: float
+    """For all of them, within that of a piece of code."""
+    most: int
+    """Bytes of each stream of each command that are returned."""
+    total: int
+
+
+Piece = str | ShellCommand | ShellScript
+"""Python code, a program, or commands for a shell."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     output: str
     ended: str | None = None
@@ -108,8 +124,8 @@ class Sandbox:
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
-    def run(self, piece: str | ShellCommand) -> RunResult:
-        """Runs Python code or a command until it ends or its time is over."""
+    def run(self, piece: Piece) -> RunResult:
+        """Runs Python code or commands until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
         resume_below(self.process.pid)

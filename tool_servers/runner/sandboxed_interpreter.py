@@ -13,8 +13,12 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 import types
+from collections.abc import Sequence
+from typing import BinaryIO
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -79,16 +83,68 @@ def execute(words: list[str], folder: str, variables: dict[str, str], seconds: f
     except (OSError, ValueError) as error:
         print(f"{words[0]}: {error}")  # noqa: T201 - for the model
         return
+    code = wait(process, seconds)
+    if code is None:
+        print("[It did not end in time and was killed.]")  # noqa: T201
+    elif code:
+        print(f"[exit code {code}]")  # noqa: T201
+
+
+def wait(process: "subprocess.Popen[bytes]", seconds: float | None) -> int | None:
+    """The exit code; None for a process that did not end in time and was killed with its group."""
     try:
-        code = process.wait(seconds)
+        return process.wait(seconds)
     except (subprocess.TimeoutExpired, OutOfTime):
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        print("[It did not end in time and was killed.]")  # noqa: T201
-    else:
-        if code:
-            print(f"[exit code {code}]")  # noqa: T201
+        return None
+
+
+def run_commands(commands: list[str], seconds: float, most: int, total: int) -> None:
+    """Runs each with a shell of its own, `seconds` for all, and prints a JSON array: what each one wrote, at
+    most so many bytes of a stream, and how it ended. The array has at most `total` bytes.
+    """
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as opened:
+        ran = []
+        for command in commands:
+            streams = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            words, (out, err) = ["/bin/bash", "-c", command], streams
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+            code = wait(process, max(0.0, deadline - time.monotonic()))
+            outcome: dict[str, object] = {"type": "timeout"}
+            if code is not None:
+                outcome = {"type": "exit", "exit_code": code if code >= 0 else 128 - code}
+            ran.append((out, err, outcome))
+        while len(text := as_json(ran, most)) > total and most:
+            most //= 2
+        print(text)  # noqa: T201
+
+
+def as_json(ran: Sequence[tuple[BinaryIO, BinaryIO, dict[str, object]]], most: int) -> str:
+    """Commands' output, error output and outcomes as the `output` of a `shell_call_output`."""
+    return json.dumps(
+        [
+            {"stdout": shown(out, most), "stderr": shown(err, most), "outcome": outcome}
+            for out, err, outcome in ran
+        ]
+    )
+
+
+def shown(written: BinaryIO, most: int) -> str:
+    """The text of a file, or its beginning and end within `most` bytes."""
+    size = written.seek(0, os.SEEK_END)
+    written.seek(0)
+    if size <= most:
+        return written.read().decode("utf-8", "replace")
+    head = written.read(most // 2)
+    written.seek(size - most // 2)
+    between = f"\n[… {size - 2 * (most // 2)} bytes were left out …]\n"
+    return head.decode("utf-8", "replace") + between + written.read(most // 2).decode("utf-8", "replace")
 
 
 def stop(_signal: int, _frame: object) -> None:
@@ -114,6 +170,8 @@ def main() -> None:
         piece = json.loads(line)
         if isinstance(piece, str):
             run(piece, f"<cell {number}>", module.__dict__)
+        elif "commands" in piece:
+            run_commands(**piece)
         else:
             execute(**piece)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tool_servers.mcp_host import tenant_of
-from tool_servers.runner.sandbox import RunResult, ShellCommand
+from tool_servers.runner.sandbox import Piece, RunResult
 
 PIECES_PER_SANDBOX = 4
 """Cells in progress or queued for each sandbox; more would only occupy threads."""
 
 
 class CodeSandbox(Protocol):
-    def run(self, piece: str | ShellCommand) -> RunResult: ...
+    def run(self, piece: Piece) -> RunResult: ...
 
     def close(self) -> None: ...
 
@@ -60,7 +60,7 @@ class SandboxSessions:
         self._pieces: Counter[str] = Counter()
         """Under way or waiting for another of their session, by tenant."""
 
-    def run(self, name: str | None, piece: str | ShellCommand) -> RunResult:
+    def run(self, name: str | None, piece: Piece) -> RunResult:
         """Runs it in the sandbox of that name, or in one of its own. Raises Busy, and as the start does."""
         key = object() if name is None else name
         session = self._enter(key, tenant_of(name))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from server.configuration.setting_groups.declare import setting
 
-EngineName = Literal["model", "vllm", "llama-server", "scripted"]
+EngineName = Literal["auto", "model", "vllm", "llama-server", "scripted"]
 REMOTE_ENGINES = ("vllm", "llama-server")
 
 
@@ -15,7 +15,12 @@ class ModelSettings:
     """Model."""
 
     model: Path | None = setting(
-        None, "a model's folder, or the id of a hub's model, owner/name[@revision]; default: the demo model"
+        None,
+        "a model's folder, a GGUF file, the id of a hub's model (owner/name[@revision], or owner/name:Q4_K_M "
+        "for a GGUF file), or the URL of an engine's server; default: the demo model",
+    )
+    gguf: Path | None = setting(
+        None, "the GGUF file that llama-server is started with; default: the model, where it is one"
     )
     model_name: str | None = setting(
         None, "the model's name for clients; default: the id or the folder's name"
@@ -94,14 +99,18 @@ class EngineSettings:
     """Engine servers."""
 
     engine: EngineName = setting(
-        "model",
-        "the engine that runs the model: this process (`model`), or servers at engine-url; `scripted` "
-        "generates random words without a model, for tests and drills",
+        "auto",
+        "what runs the model: this process (`model`), or `vllm` or `llama-server`, at engine-url or, without "
+        "one, as a program that is started and ended with this one; `auto` takes what fits the model and the "
+        "machine; `scripted` generates random words without a model, for tests and drills",
     )
     engine_url: str | None = setting(
         None,
         "servers of `vllm` or `llama-server`: http://host:port, comma-separated; dns:http://host:port for "
         "every address of a name; file:/path for a file with a URL a line",
+    )
+    engine_args: str | None = setting(
+        None, "more arguments for the engine's program that is started here, as in a shell"
     )
     engine_model: str | None = setting(
         None, "the model's name at the servers; default: the only one that they serve"

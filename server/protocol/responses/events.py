@@ -15,7 +15,14 @@ from zlib import crc32
 import msgspec
 
 from server.protocol import ids
-from server.protocol.responses.items import Item, Logprob, OutputText, ReasoningText, SummaryText
+from server.protocol.responses.items import (
+    Item,
+    Logprob,
+    OutputText,
+    ReasoningText,
+    ShellOutput,
+    SummaryText,
+)
 from server.protocol.responses.response import Echo, Response, ResponseFacts, Status, build_response
 
 FIRST_EVENTS = 2
@@ -204,6 +211,38 @@ CodeCompleted = _event(ItemEvent, "CodeCompleted", "response.code_interpreter_ca
 SearchInProgress = _event(ItemEvent, "SearchInProgress", "response.web_search_call.in_progress")
 SearchSearching = _event(ItemEvent, "SearchSearching", "response.web_search_call.searching")
 SearchCompleted = _event(ItemEvent, "SearchCompleted", "response.web_search_call.completed")
+
+
+class ShellCommandAdded(WholeEvent, frozen=True, tag="response.shell_call_command.added"):
+    output_index: int
+    command_index: int
+    command: str
+
+
+class ShellCommandDelta(WholeEvent, frozen=True, tag="response.shell_call_command.delta"):
+    """A whole command in one delta."""
+
+    output_index: int
+    command_index: int
+    delta: str
+
+
+class ShellCommandDone(WholeEvent, frozen=True, tag="response.shell_call_command.done"):
+    output_index: int
+    command_index: int
+    command: str
+
+
+class ShellOutputDelta(ItemEvent, frozen=True, tag="response.shell_call_output_content.delta"):
+    """All that a command wrote, in one delta."""
+
+    command_index: int
+    delta: dict[str, str]
+
+
+class ShellOutputDone(ItemEvent, frozen=True, tag="response.shell_call_output_content.done"):
+    command_index: int
+    output: list[ShellOutput]
 
 
 class _TextDelta(_Event, frozen=True):

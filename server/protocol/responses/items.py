@@ -332,12 +332,18 @@ class ShellAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShellCall(_Item, frozen=True, tag="shell_call"):
-    """Commands for the client's shell."""
+    """Commands for the client's shell, or for one in a container, which the server runs."""
 
     call_id: str
     action: ShellAction
     environment: dict[str, Any] | None = None
     caller: Caller | UnsetType = UNSET
+
+    @property
+    def container_id(self) -> str | None:
+        """The container that the server runs the commands in; None for the client's machine."""
+        container = (self.environment or {}).get("container_id")
+        return container if isinstance(container, str) else None
 
 
 class ShellOutcome(msgspec.Struct, frozen=True):
@@ -417,8 +423,12 @@ CLIENT_ID_PREFIXES: dict[type[Any], str] = {
     ApplyPatchCallOutput: "apco",
 }
 
-HostedCall = McpCall | CodeInterpreterCall | WebSearchCall | ToolSearchCall
-HostedItem = McpListTools | HostedCall | ToolSearchOutput | McpApprovalRequest | McpApprovalResponse
+AnsweredByItem = ToolSearchCall | ShellCall
+"""Calls whose result is an item of its own, whoever answers them."""
+HostedCall = McpCall | CodeInterpreterCall | WebSearchCall | AnsweredByItem
+HostedItem = (
+    McpListTools | HostedCall | ToolSearchOutput | ShellCallOutput | McpApprovalRequest | McpApprovalResponse
+)
 HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpListTools: "mcpl",
     McpCall: "mcp",
@@ -435,6 +445,8 @@ def awaits_client(item: "Item") -> bool:
     """Whether the model goes on when the client has answered the item."""
     if isinstance(item, ToolSearchCall):
         return item.execution == "client"
+    if isinstance(item, ShellCall):
+        return item.container_id is None
     return isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest | ClientCall)
 
 

@@ -103,6 +103,8 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     listing_error: str | None = None
     stands_for: dict[str, Any] | None = None
     """The request's declaration of an OpenAI hosted tool that this MCP server implements."""
+    container: str | None = None
+    """The response whose container the tool runs in, as 32 hexadecimal digits; None for its own."""
     listed_before: bool = False
     """Whether an earlier `mcp_list_tools` item of the conversation has these tools."""
 
@@ -351,7 +353,7 @@ def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolCh
     return ToolChoice("required", names)
 
 
-INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "stands_for"})
+INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "stands_for", "container"})
 """Fields of `McpTool` that neither requests nor responses have."""
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
+from engine.request import IDLE_PRIORITY
 from server.store.console.time_limit import limit_time
 
 MAX_REPLICAS: Final = 50
@@ -49,10 +50,11 @@ _QUEUED = text(f"""
 _COUNTS = text(f"""
     select (select count(*) from (
         select from responses where replica_id is not null and status = 'in_progress' limit {MAX_COUNTED}
-    ) as running), (select count(*) from (
-        select from responses where replica_id is null and status in ('queued', 'in_progress')
+    ) as running), count(*), count(*) filter (where priority >= {IDLE_PRIORITY})
+    from (
+        select priority from responses where replica_id is null and status in ('queued', 'in_progress')
         limit {MAX_COUNTED}
-    ) as queued)
+    ) as queued
 """)
 
 
@@ -67,6 +69,8 @@ class Cluster(NamedTuple):
     """Responses that wait for a replica, in its order."""
     running_count: int
     queued_count: int
+    idle_count: int
+    """Those of the queue that wait for idle capacity, in a completion window."""
 
 
 def read_cluster(connection: Connection) -> Cluster:

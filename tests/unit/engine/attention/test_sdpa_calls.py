@@ -85,6 +85,7 @@ def attend_to(chunks: list[ScheduledChunk], blocks: int, **fields: Any) -> None:
     query = torch.empty(1, HEADS, tokens, SIZE, dtype=torch.bfloat16, device=META)[0].transpose(0, 1)
     fresh = torch.empty(1, SHARED, tokens, SIZE, dtype=torch.bfloat16, device=META)[0].transpose(0, 1)
     call = LayerCall(0, query, fresh, fresh, None, **{"window": None, "sinks": None, **fields})
+    assert inputs.attention is not None
     assert inputs.attention.attend(call).shape == (tokens, HEADS, SIZE)
 
 

@@ -145,6 +145,7 @@ def seen_by_kernel(*chunks: Any, window: int | None = None, heads: int = 4) -> d
     inputs = PagedInputBuilder(store, VarlenAttentionBackend(AMPERE, note), {}).build(chunks)
     tokens = sum(chunk.count for chunk in chunks)
     query, fresh = torch.randn(heads, tokens, 16).transpose(0, 1), torch.randn(tokens, 2, 16)
+    assert inputs.attention is not None
     inputs.attention.attend(LayerCall(0, query, fresh, fresh, 0.25, window, None))
     return seen
 

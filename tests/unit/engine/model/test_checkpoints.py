@@ -137,7 +137,9 @@ class Surprise(Exception):
     """Nothing that anybody expects."""
 
 
-@pytest.mark.parametrize("place", ["_read_weights", "_context_length", "prepack_weights", "read_vocabulary"])
+@pytest.mark.parametrize(
+    "place", ["_read_weights", "read_context_length", "prepack_weights", "read_vocabulary"]
+)
 def test_whatever_breaks_while_loading_is_a_refusal_with_its_kind(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,33 +109,6 @@ def test_a_model_of_unknown_kind_is_refused_and_its_code_not_run(tmp_path: Path)
     assert "homemade" in refused(tmp_path) or "trust_remote_code" in refused(tmp_path)
 
 
-def test_a_model_with_linear_attention_is_refused_by_name() -> None:
-    model = save_random_model(
-        "Qwen3NextConfig",
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        num_hidden_layers=4,
-    )
-    assert "qwen3_next has layers of kinds that are not served: linear_attention" in refused(model)
-
-
-def test_a_model_with_a_state_is_refused() -> None:
-    model = save_random_model(
-        "MambaConfig",
-        state_size=4,
-        num_heads=None,
-        num_attention_heads=None,
-        num_key_value_heads=None,
-        head_dim=None,
-    )
-    assert "mamba" in refused(model)
-
-
 def test_a_model_with_missing_weights_is_refused(tmp_path: Path) -> None:
     copy_model(tiny_model(), tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

@@ -94,10 +94,10 @@ def by_transformers(package: str, settings: Callable[[], Any]) -> Callable[[Path
     return make
 
 
-def bits_and_bytes(bits: int) -> Any:
+def four_bits() -> Any:
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)  # type: ignore[no-untyped-call]
+    return BitsAndBytesConfig(load_in_4bit=True)  # type: ignore[no-untyped-call]
 
 
 def int8_of_torchao() -> Any:
@@ -110,8 +110,7 @@ def int8_of_torchao() -> Any:
 FORMATS: dict[str, Callable[[Path, Path], None]] = {
     "fp8": in_blocks_of_float8,
     **{f"compressed-tensors {kind}": by_compressed_tensors(kind) for kind in COMPRESSED},
-    "bitsandbytes 4": by_transformers("bitsandbytes", lambda: bits_and_bytes(4)),
-    "bitsandbytes 8": by_transformers("bitsandbytes", lambda: bits_and_bytes(8)),
+    "bitsandbytes": by_transformers("bitsandbytes", four_bits),
     "torchao int8": by_transformers("torchao", int8_of_torchao),
 }
 

@@ -55,7 +55,7 @@ def make_runner(config_name: str, backend: PagedAttentionBackend | None, *, stat
         inputs = StaticInputs(network, store, backend or Kernel(), GraphBucket(8, 8))
         decoder = StaticDecoder(inputs, [GraphBucket(8, 8)], inputs.compute)
     adapters = install_adapters(network, (), lambda _line: None)
-    on_meta = LoadedNetwork(network, META, model.dtype, model.layers, model.model_info, model.vocabulary)
+    on_meta = LoadedNetwork(network, META, model.dtype, model.ways, model.model_info, model.vocabulary)
     return ModelRunner(on_meta, adapters, config, store, backend, decoder)
 
 

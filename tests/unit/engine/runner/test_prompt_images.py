@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.attention.flash_attention import FlashAttentionBackend
-from engine.attention.paged_attention import PagedForward
+from engine.attention.paged_attention import PagedForward, current_step
 from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
 from engine.runner import prompt_images
@@ -147,7 +147,7 @@ def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_
     steps: list[bool] = []
 
     def note(_network: object, _arguments: object, named: dict[str, Any]) -> None:
-        steps.append(isinstance(named["step"], PagedForward))
+        steps.append(isinstance(current_step.get(), PagedForward))
 
     bench.network.register_forward_pre_hook(note, with_kwargs=True)
     assert_equal_to_generate(

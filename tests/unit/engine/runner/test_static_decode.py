@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.paged_attention import PagedForward
+from engine.attention.paged_attention import PagedForward, current_step
 from engine.config import EngineConfig
 from engine.request import Failed, SamplingParams
 from engine.runner.cuda_graphs import choose_buckets
@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
         "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
         "num_key_value_heads": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2,
+        "sliding_window": None,
     },
 }  # fmt: skip
 
@@ -53,7 +54,7 @@ def on_static_steps(bench: Bench, act: Callable[[int], object]) -> None:
     """Calls `act` before each static step that is taken from now on, with its number of rows."""
 
     def see(_network: object, _arguments: object, named: dict[str, Any]) -> None:
-        if isinstance(named["step"], PagedForward):  # packed steps on a CPU have no paged kernel
+        if isinstance(current_step.get(), PagedForward):  # packed steps on a CPU have no paged kernel
             act(named["input_ids"].shape[1])
 
     bench.network.register_forward_pre_hook(see, with_kwargs=True)

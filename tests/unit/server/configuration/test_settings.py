@@ -41,6 +41,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "engine": ("scripted", "scripted"),
     "engine_url": ("http://gpu:8000", "http://gpu:8000"),
     "engine_model": ("qwen", "qwen"),
+    "engine_args": ("--seed 1", "--seed 1"),
+    "gguf": ("/models/m.gguf", Path("/models/m.gguf")),
     "engine_api_key": ("secret", "secret"),
     "engine_ca": ("/etc/engine.pem", Path("/etc/engine.pem")),
     "tls_certificate": ("/etc/server.pem", Path("/etc/server.pem")),

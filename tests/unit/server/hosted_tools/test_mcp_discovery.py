@@ -59,7 +59,6 @@ LIMITED = {"type": "allowlist", "allowed_domains": ["a.example"]}
         ({"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}, "filters.allowed_domains"),
         ({**CODE, "container": {**CONTAINER, "file_ids": ["file_1"]}}, "container.file_ids"),
         ({**CODE, "container": {**CONTAINER, "network_policy": LIMITED}}, "container.network_policy"),
-        ({**CODE, "container": "cntr_1"}, "container"),
     ],
 )
 def test_a_restriction_that_a_served_tool_would_not_obey_is_refused_by_its_path(
@@ -68,6 +67,12 @@ def test_a_restriction_that_a_served_tool_would_not_obey_is_refused_by_its_path(
     with pytest.raises(InvalidRequest) as refused:
         is_allowed(tool, "code_interpreter", "web_search")
     assert (refused.value.param, refused.value.code) == (f"tools[0].{param}", "unsupported_parameter")
+
+
+def test_a_container_that_nobody_made_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no container 'cntr_1'") as refused:
+        is_allowed({**CODE, "container": "cntr_1"}, "code_interpreter")
+    assert (refused.value.param, refused.value.code) == ("tools[0].container", "invalid_value")
 
 
 @pytest.mark.parametrize(

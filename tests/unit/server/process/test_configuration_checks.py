@@ -179,7 +179,7 @@ def test_the_demo_model_would_be_served_here(tmp_path: Path) -> None:
         ({"model": "/nowhere"}, "/nowhere does not exist"),
         ({"attention": "varlen"}, "Attention varlen cannot be used: there is no GPU here"),
         ({"graphs": "on"}, "CUDA graphs cannot be recorded: there is no GPU here"),
-        ({"engine": "vllm"}, "needs engine-url"),
+        ({"engine": "vllm"}, "vllm is not on the path"),
         ({"adapters": "x"}, "adapters must be name=folder"),
     ],
     ids=str,

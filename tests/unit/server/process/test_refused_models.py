@@ -81,8 +81,8 @@ def without_a_tensor(folder: Path) -> Path:
     return folder
 
 
-def of_convolutions(folder: Path) -> Path:
-    made = save_random_model("Lfm2Config", num_hidden_layers=2, layer_types=["conv", "full_attention"])
+def of_both_directions(folder: Path) -> Path:
+    made = save_random_model("BertConfig", num_hidden_layers=2, pad_token_id=0)
     shutil.copytree(made, folder, dirs_exist_ok=True)
     shutil.copy(demo_model_folder() / "tokenizer.json", folder)
     return folder
@@ -177,12 +177,16 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
         ("homemade", "never run", *VLLM),
     ),
     "no architecture": (demo_with(model_type=None), ("no model_type",)),
-    "other layers": (of_convolutions, ("layers of kinds that are not served: conv", *VLLM)),
+    "a model that fills gaps": (of_both_directions, ("BertLMHeadModel looks at later tokens", *VLLM)),
     "weights without some tensors": (without_a_tensor, ("lack tensors", " more. ", "not complete")),
     "other shapes": (demo_with(intermediate_size=24), ("other shapes", "config.json is another model's")),
     "unknown quantization": (
         demo_with(quantization_config={"quant_method": "homemade"}),
         ("'homemade'", *VLLM),
+    ),
+    "8 bits of bitsandbytes": (
+        demo_with(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        ("answers would depend on other requests", *VLLM),
     ),
     "quantization without its package": (
         demo_with(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32}),

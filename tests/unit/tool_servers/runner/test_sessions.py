@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from tests.support.eventually import eventually
-from tool_servers.runner.sandbox import CannotRun, RunResult, ShellCommand
+from tool_servers.runner.sandbox import CannotRun, Piece, RunResult
 from tool_servers.runner.sessions import Busy, SandboxSessions
 
 
@@ -12,13 +12,13 @@ class Fake:
     """A sandbox that counts what it was given."""
 
     def __init__(self) -> None:
-        self.pieces: list[str | ShellCommand] = []
+        self.pieces: list[Piece] = []
         self.closed = False
         self.entered = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def run(self, piece: str | ShellCommand) -> RunResult:
+    def run(self, piece: Piece) -> RunResult:
         assert not self.closed
         self.pieces.append(piece)
         self.entered.set()

@@ -13,6 +13,8 @@ from server.protocol.responses.items import (
     OutputText,
     Reasoning,
     ReasoningText,
+    ShellOutcome,
+    ShellOutput,
     SummaryText,
     TopLogprob,
 )
@@ -47,8 +49,13 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "input": text,
         "side": "output",
         "token_ids": [1],
+        "command_index": 0,
+        "command": text,
+        "output": [ShellOutput(text, text, ShellOutcome("exit", 0))],
     }
     fields = kind.__struct_fields__
+    if kind is wire.ShellOutputDelta:
+        filled["delta"] = {"stdout": text, "stderr": text}
     if "summary_index" in fields:
         filled["part"] = SummaryText(text)
     return wire.whole_event(kind(**{name: value for name, value in filled.items() if name in fields}))

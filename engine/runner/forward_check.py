@@ -1,0 +1,211 @@
+"""`ForwardCheck`: at load time, the model as the engine computes it against its own forward.
+
+Two prompts in one step, one of them in two chunks, then one token of each; and where it takes little time, a
+prompt longer than the model's window. Logits may differ by rounding only. So a model that numbers positions
+itself, sees later tokens, or keeps a window where the engine does not look, is never served wrongly.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model.forward_ways import Attention, ForwardWay, own_attention, smallest_window
+from engine.model.loader import read_context_length
+from engine.model.lora_layers import Adapters
+from engine.request import EngineRequest, SamplingParams, describe
+from engine.runner.cached_passes import CachedPasses
+from engine.runner.input_builder import PromptLogitRows
+from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
+from engine.scheduling.sequence import TokenSequence
+
+TOKENS, FIRST_CHUNK = 10, 5
+BEYOND_WINDOW, ROWS = 7, 3
+CHECKED_TOKENS = 2**15
+"""The check writes to the first blocks of the KV cache, of no more tokens than these."""
+
+MAX_OPERATIONS = {"cpu": 2e10, "cuda": 3e13}
+"""A prompt beyond the window is computed if it takes at most this many: a fifth of a second or so."""
+
+TOLERANCE = {torch.float32: 2e-3}
+LOW_PRECISION, MAX_TOLERANCE, TIMES_NOISE = 0.06, 0.3, 6
+"""In few bits the tolerance is a multiple of what two attention functions of transformers differ by."""
+
+Logits = Callable[[SchedulerOutput, Sequence[PromptLogitRows]], Tensor]
+
+
+class ForwardCheck:
+    """Computes what is right when it is made, with transformers' attention that heeds every argument."""
+
+    def __init__(self, network: PreTrainedModel, own: Attention) -> None:
+        """`own` are transformers' own attention functions for the model."""
+        self._network = network
+        vocabulary: int = network.config.get_text_config().vocab_size
+        special = special_tokens(network)
+        usable = [token for token in range(min(vocabulary, 4096)) if token not in special]
+        self._tokens = [
+            [usable[(row * 37 + at * at * 31 + at * 7 + 5) % len(usable)] for at in range(TOKENS)]
+            for row in (0, 1)
+        ]
+        accepts = "use_cache" in inspect.signature(network.forward).parameters
+        self._uncached = {"use_cache": False} if accepts else {}
+        self._is_exact = network.dtype == torch.float32
+        self._tolerance = TOLERANCE.get(network.dtype, LOW_PRECISION)
+        eager = own_attention(network, "eager")
+        self._eager = ForwardWay("cached", eager)
+        self._expected = self._whole(eager, self._tokens)
+        self._own = own if own != eager else None
+
+    def _widen(self) -> None:
+        """Raises the tolerance to what rounding makes of the model's own forward."""
+        assert self._own is not None
+        noise = TIMES_NOISE * distances(self._whole(self._own, self._tokens), self._expected).median().item()
+        self._tolerance = min(max(self._tolerance, noise), MAX_TOLERANCE)
+        self._own = None
+
+    def _whole(self, attention: Attention, tokens: list[list[int]]) -> Tensor:
+        ForwardWay("cached", attention).use(self._network)
+        with torch.inference_mode():
+            ids = torch.tensor(tokens, device=self._network.device)
+            logits: Tensor = self._network(input_ids=ids, **self._uncached).logits
+        return logits.float()
+
+    def expect_cached(self) -> bool:
+        """Expects what the model computes with its own cache, if that is another thing, as in `generate`.
+
+        False for a model that looks at later tokens, which is no generator.
+        """
+        changed = [
+            tokens[:-1] + other[-1:] for tokens, other in zip(self._tokens, self._tokens[::-1], strict=True)
+        ]
+        rows = self._whole(self._eager.attention, changed)[:, :-1]
+        if self._fault({"": [distances(rows, self._expected[:, :-1])]}) is not None:
+            return False
+        own, end = CachedPasses(self._network, Adapters()).logits, TOKENS - 2
+        with torch.inference_mode():
+            for row, tokens in enumerate(self._tokens):
+                sequence = _sequence(tokens, 1, TOKENS)
+                for start, count in ((0, end), (end, 1), (end + 1, 1)):
+                    (logits,) = _run(own, [(sequence, start, count)], TOKENS)
+                    self._expected[row, start : start + count] = logits
+        return True
+
+    def fault(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
+        """Why this way is not right, in words; None if it is, or if the cache is too small for the check."""
+        if 2 * -(-TOKENS // block_size) > blocks:
+            return None
+        try:
+            found = self._compare(way, logits, block_size, blocks)
+            if found is not None and not self._is_exact and self._own is not None:
+                self._widen()
+                way.use(self._network)
+                found = self._compare(way, logits, block_size, blocks)
+            return found
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
+            return describe(error)
+
+    def _compare(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
+        with torch.inference_mode():
+            return self._short(way, logits, block_size) or self._long(way, logits, block_size, blocks)
+
+    def _short(self, way: ForwardWay, logits: Logits, block_size: int) -> str | None:
+        first, second = (
+            _sequence(tokens, 1 + row * -(-TOKENS // block_size), block_size)
+            for row, tokens in enumerate(self._tokens)
+        )
+        end = TOKENS - 2
+        steps = [
+            [(first, 0, FIRST_CHUNK), (second, 0, end)],
+            [(second, end, 1), (first, FIRST_CHUNK, end - FIRST_CHUNK)],
+        ]
+        if way.whole_prompts:
+            steps = [[(first, 0, end), (second, 0, end)]]
+        last = end if way.whole_prompts else end + 1
+        steps.append([(first, end, 1), (second, last, 1)])
+        found: dict[str, list[Tensor]] = {}
+        for step in steps:
+            for (sequence, start, count), own in zip(step, _run(logits, step, TOKENS), strict=True):
+                row = 0 if sequence is first else 1
+                part = "generated tokens" if count == 1 else f"the prompt of {'one' if row else 'two'} chunks"
+                part = part if count == 1 or not start else "the second chunk of a prompt"
+                expected = self._expected[row, start : start + count]
+                found.setdefault(part, []).append(distances(own, expected))
+        first.blocks, second.blocks = [], []
+        return self._fault(found)
+
+    def _fault(self, found: Mapping[str, Sequence[Tensor]]) -> str | None:
+        """`found` has the distances of rows of several parts.
+
+        In few bits, a part is wrong if three quarters of its rows are, since rounding may lead a row to other
+        experts, and what is computed wrongly is wrong in nearly all rows.
+        """
+        for part, rows in found.items():
+            far = torch.cat(list(rows))
+            worst = far.max() if self._is_exact else far.quantile(0.25, interpolation="lower")
+            if worst > self._tolerance:
+                return f"the logits of {part} differ by {worst.item():.2g} from its own forward"
+        return None
+
+    def _long(self, way: ForwardWay, logits: Logits, block_size: int, blocks: int) -> str | None:
+        network, window = self._network, smallest_window(self._network, way)
+        length = BEYOND_WINDOW + (window or 0)
+        operations = 2.0 * network.num_parameters() * length
+        fits = -(-length // block_size) <= blocks and operations <= MAX_OPERATIONS[network.device.type]
+        if window is None or not fits or length > read_context_length(network.config.get_text_config()):
+            return None
+        tokens, end = (self._tokens[0] * length)[:length], length - 2
+        sequence, half = _sequence(tokens, 1, block_size), 0 if way.whole_prompts else end - ROWS
+        self._eager.use(network)
+        own = CachedPasses(network, Adapters()).logits
+        expected = [_run(own, [(sequence, *step)], ROWS)[0] for step in ((0, end), (end, 1), (end + 1, 1))]
+        way.use(network)
+        if half:
+            _run(logits, [(sequence, 0, half)], ROWS)
+        steps = ((half, end - half), (end, 1), (end + 1, 1))
+        prompt, *others = [
+            distances(_run(logits, [(sequence, *step)], ROWS)[0], x)
+            for step, x in zip(steps, expected, strict=True)
+        ]
+        sequence.blocks = []
+        place = f"beyond the window of {window} tokens"
+        return self._fault({f"a prompt {place}": [prompt], f"generated tokens {place}": others})
+
+
+def distances(logits: Tensor, expected: Tensor) -> Tensor:
+    """Of each row, in proportion to the spread of what is expected."""
+    spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    apart: Tensor = (logits.float() - expected.float()).norm(dim=-1) / spread
+    return apart.nan_to_num(nan=torch.inf).flatten()
+
+
+def special_tokens(network: PreTrainedModel) -> set[int]:
+    """Ids that stand for pictures, sounds or padding, or may be computed in a way of their own."""
+    found: set[int] = set()
+    for config in (network.config, network.config.get_text_config()):
+        for name, value in vars(config).items():
+            if name.endswith(("token_id", "token_index")):
+                found.update(value if isinstance(value, list) else [value])
+    return found
+
+
+def _sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
+    greedy = SamplingParams(seed=0, temperature=0.0)
+    sequence = TokenSequence(
+        EngineRequest(request_id="check", prompt=tuple(tokens), max_tokens=1, sampling=greedy)
+    )
+    sequence.blocks = list(range(block, block + -(-len(tokens) // block_size)))
+    return sequence
+
+
+def _run(logits: Logits, step: Sequence[tuple[TokenSequence, int, int]], rows: int) -> list[Tensor]:
+    """The logits of at most the last `rows` tokens of each chunk of a step."""
+    plan = tuple(ScheduledChunk(*chunk) for chunk in step)
+    wanted = [
+        PromptLogitRows(c.sequence, c.start, n, range(max(c.count - rows, 0), c.count))
+        for n, c in enumerate(plan)
+    ]
+    return list(torch.split(logits(plan, wanted)[len(plan) :], [len(each.places) for each in wanted]))

@@ -1,0 +1,40 @@
+"""`choose_engine`: which engine runs a model where the setting `engine` is `auto`, and why. Pure."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from server.configuration.setting_groups.engine import EngineName
+from server.errors import ConfigError
+
+PROGRAMS: dict[EngineName, str] = {"vllm": "vllm", "llama-server": "llama-server"}
+"""The programs of engines that a server can start."""
+
+
+class Machine(NamedTuple):
+    """What the choice depends on."""
+
+    has_gpu: bool
+    programs: frozenset[str]
+    """Those of `PROGRAMS` that are installed."""
+
+
+def this_machine() -> Machine:
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+    return Machine(has_gpu, frozenset(name for name in PROGRAMS.values() if shutil.which(name)))
+
+
+def choose_engine(machine: Machine, *, is_gguf: bool, has_adapters: bool = False) -> tuple[EngineName, str]:
+    """The engine and the reason as a clause. Raises ConfigError for a model that none here runs."""
+    if is_gguf:
+        if "llama-server" in machine.programs:
+            return "llama-server", "the model is a GGUF file"
+        raise ConfigError(
+            "A GGUF file is run by llama.cpp's llama-server, which is not on the PATH: install it, or start "
+            "it elsewhere and set --engine llama-server and --engine-url (docs/engines.md)."
+        )
+    if machine.has_gpu and "vllm" in machine.programs and not has_adapters:
+        return "vllm", "this machine has a GPU and vLLM is installed"
+    if machine.has_gpu:
+        return "model", "vLLM, which is faster on a GPU, is not installed" if not has_adapters else "adapters"
+    return "model", "there is no GPU"
