@@ -27,7 +27,12 @@ from engine.config import EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
 from engine.model.forward_ways import ForwardWay, forward_ways
 from engine.model.prepacked_linear import prepack_weights
-from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
+from engine.model.quantization import (
+    load_options,
+    quantization_method,
+    refuse_unknown_format,
+    refuse_unused_scales,
+)
 from engine.request import ModelInfo, describe
 from engine.vision import ImageProcessor, check_encoder
 from engine.vocabulary import Vocabulary, read_vocabulary
@@ -90,6 +95,8 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedN
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
     network, ways = _load_and_probe(config, hf_config, dtype, device, progress)
+    if (quantization_method(hf_config) or "").startswith("bitsandbytes"):
+        dtype = network.dtype  # the checkpoint's, whatever was asked for
     text_config = network.config.get_text_config()
     model_info = ModelInfo.of_folder(
         text_config.vocab_size,
@@ -165,6 +172,8 @@ def _load_with(
     if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     if device.type == "cpu":
+        if quantization_method(hf_config) == "fp8":
+            network.to(dtype=dtype)  # type: ignore[call-arg]  # transformers has written it out in bfloat16
         prepack_weights(network)
     progress("checking that every layer attends as it should")
     return network, forward_ways(network, _say)

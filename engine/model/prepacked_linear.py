@@ -57,6 +57,9 @@ def prepack_weights(network: PreTrainedModel) -> None:
 
 def _is_worth_packing(layer: nn.Linear) -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    # A quantized layer may be a plain one with another type of weight, or with a forward of its own.
+    if type(getattr(layer, "weight", None)) is not nn.Parameter or "forward" in vars(layer):
+        return False
     if not available or layer.weight.numel() < MIN_WEIGHTS:
         return False
     if layer.weight.dtype == torch.bfloat16:

@@ -13,12 +13,22 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-from transformers.utils.quantization_config import Mxfp4Config
+from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
 
 from engine.config import ModelRefused, UnsupportedModel
 
 MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 """Packages that transformers needs to compute with MXFP4 weights on a GPU."""
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "awq": ("gptqmodel", "accelerate"),
+    "bitsandbytes_4bit": ("bitsandbytes", "accelerate"),
+    "compressed-tensors": ("compressed_tensors",),
+    "fp8": ("accelerate",),
+    "gptq": ("gptqmodel", "optimum"),
+    "torchao": ("torchao",),
+}
+"""Packages that transformers needs to read a format; it names one at a time."""
 
 MODELOPT_FILE = "hf_quant_config.json"
 """NVIDIA ModelOpt's description of the weight format, beside config.json."""
@@ -39,10 +49,14 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
     """Arguments for `from_pretrained`, to be tried in order.
 
-    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. All other
-    formats are left to transformers.
+    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. On a CPU
+    compressed-tensors is, too: else transformers does so in the first forward pass, after layers are packed.
+    All other formats are left to transformers.
     """
-    if quantization_method(hf_config) != "mxfp4":
+    method = quantization_method(hf_config)
+    if method == "compressed-tensors" and device.type == "cpu" and find_spec("compressed_tensors"):
+        return [{"quantization_config": CompressedTensorsConfig(dequantize=True)}]
+    if method != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}
     if device.type == "cpu" or not all(map(find_spec, MXFP4_PACKAGES)):
@@ -73,6 +87,16 @@ def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
     method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise UnsupportedModel(f"The weights in {folder} are written as {method!r}, which is not read here.")
+    if method == "bitsandbytes_8bit":
+        raise UnsupportedModel(
+            f"The weights in {folder} are written as bitsandbytes' 8 bits, whose outliers are chosen for all "
+            "tokens of a step together, so that answers would depend on other requests."
+        )
+    if missing := [package for package in PACKAGES.get(method or "", ()) if find_spec(package) is None]:
+        raise UnsupportedModel(
+            f"The weights in {folder} are written as {method}, and what reads them is not installed: "
+            f"pip install {' '.join(missing)}."
+        )
     if method is not None:
         return
     if (folder / MODELOPT_FILE).is_file():

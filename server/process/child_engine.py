@@ -72,7 +72,7 @@ class ChildEngine(Worker):
         variables = child_environment({_KEY_VARIABLES[config.engine]: key})
         self._environment = {name: variables[name] for name in variables if not name.startswith(_SECRETS)}
         self._url = f"http://127.0.0.1:{port}"
-        self.config = replace(config, engine_url=self._url, engine_api_key=key)
+        self.config = replace(config, engine_url=self._url, engine_api_key=key, engine_args=None)
         """The settings, with this engine's address and key."""
         if config.engine == "llama-server" and config.max_running is None:
             self.config = replace(self.config, max_running=LLAMA_SLOTS)

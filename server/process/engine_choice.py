@@ -34,7 +34,9 @@ def choose_engine(machine: Machine, *, is_gguf: bool, has_adapters: bool = False
             "it elsewhere and set --engine llama-server and --engine-url (docs/engines.md)."
         )
     if machine.has_gpu and "vllm" in machine.programs and not has_adapters:
-        return "vllm", "this machine has a GPU and vLLM is installed"
+        return "vllm", "this machine has a GPU, and vLLM is installed"
+    if has_adapters:
+        return "model", "it loads the adapters"
     if machine.has_gpu:
-        return "model", "vLLM, which is faster on a GPU, is not installed" if not has_adapters else "adapters"
+        return "model", "vLLM, which is faster on a GPU, is not on the PATH"
     return "model", "there is no GPU"

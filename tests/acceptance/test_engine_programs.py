@@ -38,7 +38,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(start_server: StartServer) -> ServerProcess:
-    return start_server(module=["server"], engine="vllm")
+    return start_server(module=["server"], engine="vllm", engine_args="--seed 7")
 
 
 def engines_of(pid: int) -> list[int]:
@@ -58,6 +58,7 @@ def test_an_engine_is_started_and_ends_with_the_server(server: ServerProcess) ->
     answer = httpx.post(f"{server.api}/responses", json=ASK, timeout=60).json()
     assert answer["status"] == "incomplete"
     (engine,) = engines_of(server.pid)
+    assert _command(engine)[-3:-1] == ["--seed", "7"]
     server.stop()
     assert not Path(f"/proc/{engine}").exists()
 

@@ -184,6 +184,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
         demo_with(quantization_config={"quant_method": "homemade"}),
         ("'homemade'", *VLLM),
     ),
+    "8 bits of bitsandbytes": (
+        demo_with(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        ("answers would depend on other requests", *VLLM),
+    ),
     "quantization without its package": (
         demo_with(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32}),
         ("pip install gptqmodel", *VLLM),
