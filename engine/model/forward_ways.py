@@ -41,6 +41,9 @@ class ForwardWay:
     """Why no faster way is possible."""
 
     def use(self, network: PreTrainedModel) -> None:
+        parts = (part for part in network.modules() if isinstance(part, PreTrainedModel))
+        if not any(part._can_set_attn_implementation() for part in parts):
+            return  # transformers would only warn
         names: dict[str, str | None] = dict(self.attention)
         network.set_attn_implementation(names.get("", names))  # type: ignore[arg-type]
 
@@ -78,18 +81,21 @@ def forward_ways(network: PreTrainedModel, say: Callable[[Exception], str]) -> l
     for kind, probe in (("packed", _probe_packed), ("states", _probe_states)):
         try:
             paged.use(network)
-            layers, states = probe(network)
+            specs, states = probe(network)
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
             name = type(network).__name__
             sentence = str(error) if isinstance(error, ModelRefused) else say(error)
             reason = reason or f"{name} cannot be run in one packed row: {sentence}"
         else:
-            ways.append(ForwardWay(kind, paged.attention, layers, states=states, reason=reason))  # type: ignore[arg-type]
+            ways.append(ForwardWay(kind, paged.attention, specs, states=states, reason=reason))  # type: ignore[arg-type]
             break
     if ways and ways[0].kind == "states":
         ways.append(replace(ways[0], whole_prompts=True))
     choices = [own] if own == eager else [own, eager]
-    chunked = all(map(is_common, DynamicCache(config=network.config).layers))
+    layers = DynamicCache(config=network.config).layers
+    has_states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+    # Some models lose their state before a chunk, by too little to be seen in few bits.
+    chunked = all(map(is_common, layers)) and not has_states and not network._is_stateful
     for whole in (False, True) if chunked else (True,):
         ways += [ForwardWay("cached", names, whole_prompts=whole, reason=reason) for names in choices]
     ways[0].use(network)
@@ -98,15 +104,14 @@ def forward_ways(network: PreTrainedModel, say: Callable[[Exception], str]) -> l
 
 def _probe_packed(network: PreTrainedModel) -> tuple[list[LayerAttentionSpec], None]:
     """Runs two tokens: returns each layer's attention, or raises `UnsupportedModel`."""
-    name = type(network).__name__
     if network._is_stateful:
-        raise UnsupportedModel(f"{name} keeps a state beside keys and values.")
+        raise UnsupportedModel("it keeps a state beside keys and values.")
     if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in empty_cache(network).layers):
-        raise UnsupportedModel(f"{name} has layers with states.")
+        raise UnsupportedModel("it has layers with states.")
     specs = _probe(network, None)
     layers = network.config.get_text_config().num_hidden_layers
     if sorted(specs) != list(range(layers)):
-        raise UnsupportedModel(f"{name} has {layers} layers, of which {len(specs)} attend as they should.")
+        raise UnsupportedModel(f"of its {layers} layers {len(specs)} attend as they should.")
     return [specs[layer] for layer in range(layers)], None
 
 

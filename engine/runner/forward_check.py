@@ -132,8 +132,8 @@ class ForwardCheck:
         for step in steps:
             for (sequence, start, count), own in zip(step, _run(logits, step, TOKENS), strict=True):
                 row = 0 if sequence is first else 1
-                part = "generated tokens" if count == 1 else f"the prompt of {'one' if row else 'two'} chunks"
-                part = part if count == 1 or not start else "the second chunk of a prompt"
+                part = f"the {'second' if start else 'first'} chunk of {'another' if row else 'a'} prompt"
+                part = "generated tokens" if count == 1 else part
                 expected = self._expected[row, start : start + count]
                 found.setdefault(part, []).append(distances(own, expected))
         first.blocks, second.blocks = [], []
