@@ -27,6 +27,7 @@ BEYOND_WINDOW, ROWS = 7, 3
 MAX_OPERATIONS = {"cpu": 2e10, "cuda": 3e13}
 """A prompt beyond the window is computed if it takes at most this many: a fifth of a second or so."""
 
+MIN_SPREAD = 1e-4
 TOLERANCE = {torch.float32: 2e-3}
 LOW_PRECISION, MAX_TOLERANCE, TIMES_NOISE = 0.06, 0.3, 6
 """In few bits the tolerance is a multiple of what two attention functions of transformers differ by."""
@@ -179,9 +180,9 @@ class ForwardCheck:
 
 
 def distances(logits: Tensor, expected: Tensor) -> Tensor:
-    """Of each row, in proportion to the spread of what is expected."""
+    """Of each row, in proportion to the spread of what is expected; all logits of a row may be equal."""
     spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
-    apart: Tensor = (logits.float() - expected.float()).norm(dim=-1) / spread
+    apart: Tensor = (logits.float() - expected.float()).norm(dim=-1) / spread.clamp(min=MIN_SPREAD)
     return apart.nan_to_num(nan=torch.inf).flatten()
 
 
