@@ -242,14 +242,14 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
 
 @pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says(guarded: Guarded) -> None:
-    answered = explore(guarded, 5, GenerationMode.POSITIVE)
+    answered = explore(guarded, 8, GenerationMode.POSITIVE)
     failed = {label for label, statuses in answered.items() if 200 not in statuses}
     assert {label for label in failed if not label.endswith(NEED_A_RECEIVER)} == set()
 
 
 @pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says_what_it_does_not_allow(guarded: Guarded) -> None:
-    answered = explore(guarded, 2, GenerationMode.NEGATIVE)
+    answered = explore(guarded, 3, GenerationMode.NEGATIVE)
     refused = [label for label, statuses in answered.items() if statuses & {400, 404}]
     assert len(refused) > len(answered) / 2
 
