@@ -60,7 +60,7 @@ def test_an_engine_is_started_and_ends_with_the_server(server: ServerProcess) ->
     (engine,) = engines_of(server.pid)
     assert _command(engine)[-3:-1] == ["--seed", "7"]
     server.stop()
-    assert not Path(f"/proc/{engine}").exists()
+    eventually(lambda: not Path(f"/proc/{engine}").exists())
 
 
 def test_nobody_else_may_use_it(server: ServerProcess) -> None:

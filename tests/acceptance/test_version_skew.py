@@ -64,7 +64,7 @@ def test_a_server_waits_for_an_upgrade_live_but_not_ready_and_then_serves(
     eventually(lambda: answers(waiting) == 200, within=PATIENCE_S)
     asked = httpx.post(f"{waiting.api}/responses", json={"model": MODEL, "input": "Hello"}, timeout=60)
     assert asked.json()["status"] == "completed"
-    assert waiting.said().count("The database's schema is behind") == 1
+    assert waiting.said().count("The database's schema is behind") in (1, 2)  # it may be locked meanwhile
     waiting.ask_to_end()
     assert waiting.wait() == 0
     check(database_url)
