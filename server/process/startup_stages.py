@@ -109,12 +109,12 @@ class Loaded:
     def __init__(self, stored: Stored) -> None:
         config = stored.config
         self.stored = stored
-        self.engine_program = start_engine(config, stored.say)
-        if self.engine_program is not None:
-            config = self.engine_program.config
         self.traces = ResponseTraces()
         trace_parent_of = self.traces.trace_parent_of
         with interrupts.close_on_interrupt(stored.opened.close):
+            self.engine_program = start_engine(config, stored.say)
+            if self.engine_program is not None:
+                config = self.engine_program.config
             model = load_model(config, self.deliver, stored.say, stored.end.engine_died, trace_parent_of)
         log_engine("starts", model.engine)
         self.model = replace(model, seal=load_seal_keys(config, stored.database))
