@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Api
-from tests.support.rounds import faults_only
 from tests.support.server_process import ServerProcess
 
 Item = dict[str, Any]
@@ -88,7 +87,8 @@ def test_a_response_says_how_many_items_its_prompt_left_out(api: Api) -> None:
     assert "dropped_items" not in api.create(**body, input=TASK)
 
 
-@pytest.mark.parametrize("turns", [70, *faults_only(100)])
+@pytest.mark.faults
+@pytest.mark.parametrize("turns", [100])
 def test_prompts_of_a_long_loop_begin_mostly_as_the_one_before(api: Api, turns: int) -> None:
     body: dict[str, Any] = {"truncation": "auto", "tools": [TOOL], "max_output_tokens": 20}
     items, prompts = [*TASK], [""]

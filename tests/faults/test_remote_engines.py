@@ -199,6 +199,7 @@ def test_an_engine_that_fails_every_call_is_left_to_itself(
         assert response["status"] == "incomplete", response["error"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("how", ["cut", *faults_only("stall", "freeze", "strand")])
 def test_an_engine_that_falls_silent_loses_its_calls_to_another(
     start_server: StartServer, engines: Engines, how: str, tally: Tally
@@ -247,6 +248,7 @@ def test_a_slow_engine_keeps_its_calls(start_server: StartServer, engines: Engin
 # Change
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("other", [{"shift": 1}, *faults_only({"name": "another"})])
 def test_an_engine_with_another_model_under_the_same_url_gets_no_call(
     start_server: StartServer, engines: Engines, other: dict[str, object]
@@ -276,6 +278,7 @@ def is_used(server: ServerProcess, engine: EngineServerProcess) -> bool:
     return bool(engine.state()["requests"] > before)
 
 
+@pytest.mark.faults
 def test_engines_are_added_and_removed_by_a_file(
     start_server: StartServer, engines: Engines, tmp_path: Path, tally: Tally
 ) -> None:

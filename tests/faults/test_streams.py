@@ -66,6 +66,7 @@ def read_many(server: ServerProcess, count: int, tokens: int) -> float:
     return quantiles(gaps, n=100)[98]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("stalled", "healthy", "tokens", "send_seconds", "slack"),
     [(8, 3, 200, 2, 30), pytest.param(100, 20, 2000, 30, 2, marks=pytest.mark.faults)],
@@ -136,6 +137,7 @@ def test_whatever_way_clients_leave_what_nobody_reads_ends_and_background_goes_o
     tally["F7", "clients that hung up"] += leaving
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("count", "held"), [(50, 0.0), pytest.param(1000, 30.0, marks=pytest.mark.faults)])
 def test_streams_that_only_wait_cost_no_thread_and_little_else(
     start_server: StartServer, count: int, held: float, tally: Tally
