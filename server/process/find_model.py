@@ -49,7 +49,7 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
             file = path
     if why:
         say(f"The engine is {config.engine}: {why}.")
-    if file is None:
+    if file is None or config.engine != "llama-server":
         return config
     if config.model is not None and not isinstance(source, HubModel) and config.model != file:
         return replace(config, gguf=file)  # the folder is named beside the file

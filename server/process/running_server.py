@@ -43,8 +43,10 @@ def _get(url: str, key: str | None, ca_file: Path | None) -> dict[str, Any] | No
     if key is not None:
         request.add_header("Authorization", f"Bearer {key}")
     context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    # Without the environment's proxy, as all calls of engines.
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as answer:  # noqa: S310
+        with urllib.request.build_opener(*handlers).open(request, timeout=SECONDS) as answer:
             content = json.loads(answer.read(MAX_BYTES))
     except urllib.error.HTTPError as error:
         if error.code in (404, 405, 501):

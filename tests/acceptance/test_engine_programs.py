@@ -107,12 +107,14 @@ def test_an_engine_that_does_not_start_is_told_of_with_its_last_words(start_serv
         start_server(module=["server"], engine="vllm", engine_args="--nonsense")
 
 
-def test_a_url_is_asked_what_it_is() -> None:
+def test_a_url_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = demo_model_folder()
     engine = EngineServerProcess(root=str(folder))
     engine.start()
     try:
-        config = with_model(Config(model=Path(engine.url)), lambda _line: None)
+        with monkeypatch.context() as patch:
+            patch.setenv("http_proxy", "http://127.0.0.1:1")  # which nothing of this machine goes through
+            config = with_model(Config(model=Path(engine.url)), lambda _line: None)
     finally:
         engine.stop()
     assert (config.engine, config.engine_url, config.model) == ("vllm", engine.url, folder)
@@ -121,6 +123,12 @@ def test_a_url_is_asked_what_it_is() -> None:
 def test_a_url_where_nothing_answers_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="cannot be asked what it is"):
         with_model(Config(model=Path("http://127.0.0.1:1")), lambda _line: None)
+
+
+def test_a_gguf_file_for_another_engine_stays_what_it_is(tmp_path: Path) -> None:
+    (file := tmp_path / "model.gguf").touch()
+    config = with_model(Config(model=file, engine="model"), lambda _line: None)
+    assert (config.model, config.gguf) == (file, None)
 
 
 @pytest.mark.parametrize(
