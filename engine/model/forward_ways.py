@@ -116,7 +116,10 @@ def _probe_packed(network: PreTrainedModel) -> tuple[list[LayerAttentionSpec], N
 
 
 def _probe_states(network: PreTrainedModel) -> tuple[list[LayerAttentionSpec], Cache]:
-    """The same for a model with states, whose other layers have no attention."""
+    """Runs two tokens through a model with states: returns each layer's attention, and the cache after them.
+
+    Raises `UnsupportedModel`.
+    """
     cache = empty_cache(network)
     wanted = [n for n, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
     states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]

@@ -44,7 +44,7 @@ class CachedPasses:
         self._caches: WeakKeyDictionary[TokenSequence, _RequestCache] = WeakKeyDictionary()
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
-        """Those of the last token of each chunk, in the order of `sampling_first`, then of `prompt_rows`."""
+        """Logits `[rows, vocabulary]`: of last tokens, in `sampling_first`'s order, then of `prompt_rows`."""
         for sequence, cache in list(self._caches.items()):
             if sequence.blocks is not cache.blocks:
                 del self._caches[sequence]

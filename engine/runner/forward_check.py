@@ -180,7 +180,7 @@ class ForwardCheck:
 
 
 def distances(logits: Tensor, expected: Tensor) -> Tensor:
-    """Of each row, in proportion to the spread of what is expected; all logits of a row may be equal."""
+    """The distance of each row of logits from the expected one, divided by that one's spread, `[rows]`."""
     spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
     apart: Tensor = (logits.float() - expected.float()).norm(dim=-1) / spread.clamp(min=MIN_SPREAD)
     return apart.nan_to_num(nan=torch.inf).flatten()

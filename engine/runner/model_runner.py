@@ -276,7 +276,7 @@ class ModelRunner:
     def logits(
         self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows], images: StepImages = NO_IMAGES
     ) -> Tensor:
-        """Those of the last token of each chunk, in the order of `sampling_first`, then of `prompt_rows`."""
+        """Logits `[rows, vocabulary]`: of last tokens, in `sampling_first`'s order, then of `prompt_rows`."""
         if self._passes is not None:
             return self._passes.logits(plan, prompt_rows)
         # Only torch's own attention lets the tokens of a picture attend to later ones.

@@ -125,7 +125,7 @@ class StatePasses:
         self._whole_prompts = whole_prompts
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
-        """Those of the last token of each chunk, in the order of `sampling_first`, then of `prompt_rows`."""
+        """Logits `[rows, vocabulary]`: of last tokens, in `sampling_first`'s order, then of `prompt_rows`."""
         self._slots.place(plan)
         current = {c.sequence: self._slots.lengths[self._slots.row_of(c.sequence)] == c.start for c in plan}
         singles = tuple(chunk for chunk in plan if chunk.count == 1 and current[chunk.sequence])

@@ -40,7 +40,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OF_OTHER_PROGRAMS = ("*.onnx", "onnx/*.onnx", "*.h5", "*.msgpack", "*.ot", "*.npz")
 _MAX_CONFIG_BYTES = 16 * 2**20
 _MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file: the format's own bound."""
+"""The longest header that the format safetensors allows."""
 
 
 def refusal_without_config(path: Path) -> str:

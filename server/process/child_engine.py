@@ -20,11 +20,11 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from server.configuration.environment import child_environment
+from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
 from server.process import engine_guard
-from server.process.engine_choice import PROGRAMS
 from server.supervised_thread import SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.engine_server")
@@ -69,7 +69,7 @@ class ChildEngine(Worker):
     def __init__(self, config: Config, folder: Path, name: str) -> None:
         """Starts nothing. Raises ConfigError for words that cannot be read."""
         port, key = _free_port(), secrets.token_urlsafe(32)
-        self._program = PROGRAMS[config.engine]
+        self._program = config.engine
         self._command = engine_command(config, folder, name, port)
         variables = child_environment({_KEY_VARIABLES[config.engine]: key})
         self._environment = {name: variables[name] for name in variables if not name.startswith(_SECRETS)}
@@ -181,7 +181,7 @@ def start_engine(config: Config, say: Callable[[str], None]) -> ChildEngine | No
 
     Raises ConfigError if it does not start.
     """
-    if config.engine not in PROGRAMS or config.engine_url is not None:
+    if config.engine not in REMOTE_ENGINES or config.engine_url is not None:
         return None
     folder = model_folder(config)
     child = ChildEngine(config, folder, config.model_name or name_of(folder))

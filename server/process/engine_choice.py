@@ -4,11 +4,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from server.configuration.setting_groups.engine import EngineName
+from server.configuration.setting_groups.engine import REMOTE_ENGINES, EngineName
 from server.errors import ConfigError
-
-PROGRAMS: dict[EngineName, str] = {"vllm": "vllm", "llama-server": "llama-server"}
-"""The programs of engines that a server can start."""
 
 
 class Machine(NamedTuple):
@@ -16,12 +13,12 @@ class Machine(NamedTuple):
 
     has_gpu: bool
     programs: frozenset[str]
-    """Those of `PROGRAMS` that are installed."""
+    """The engines whose programs, of the same names, are on the PATH."""
 
 
 def this_machine() -> Machine:
     has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
-    return Machine(has_gpu, frozenset(name for name in PROGRAMS.values() if shutil.which(name)))
+    return Machine(has_gpu, frozenset(name for name in REMOTE_ENGINES if shutil.which(name)))
 
 
 def choose_engine(machine: Machine, *, is_gguf: bool, has_adapters: bool = False) -> tuple[EngineName, str]:

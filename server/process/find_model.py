@@ -19,7 +19,7 @@ from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.configuration.unusable_models import check_files
 from server.errors import ConfigError
-from server.process.engine_choice import PROGRAMS, choose_engine, this_machine
+from server.process.engine_choice import choose_engine, this_machine
 from server.process.running_server import ask_server
 
 
@@ -99,10 +99,10 @@ def _with_engine(config: Config, *, is_gguf: bool) -> tuple[Config, str]:
     if config.engine == "auto":
         engine, why = choose_engine(this_machine(), is_gguf=is_gguf, has_adapters=config.adapters is not None)
         config = replace(config, engine=engine)
-    if config.engine in PROGRAMS and config.engine_url is None:
-        if shutil.which(PROGRAMS[config.engine]) is None:
+    if config.engine in REMOTE_ENGINES and config.engine_url is None:
+        if shutil.which(config.engine) is None:
             raise ConfigError(
-                f"{PROGRAMS[config.engine]} is not on the PATH: install it, or start it elsewhere and set "
+                f"{config.engine} is not on the PATH: install it, or start it elsewhere and set "
                 "engine-url, such as http://127.0.0.1:8001."
             )
         if config.engine == "llama-server" and not is_gguf:

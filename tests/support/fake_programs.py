@@ -15,7 +15,7 @@ options = ["--name", words[words.index("--served-model-name") + 1], "--root", wo
 for name in ("--host", "--port"):
     options += [name, words[words.index(name) + 1]]
 from tests.support.server_process import free_port
-options += ["--control-port", str(free_port()), "--api-key", os.environ["VLLM_API_KEY"]]
+options += ["--control-port", str(free_port()), "--api-key=" + os.environ["VLLM_API_KEY"]]
 options += ["--length", "100", "--step-seconds", "0.02"]
 sys.argv[1:] = options
 print("vLLM API server version 0.32.0", flush=True)

@@ -213,24 +213,23 @@ SearchSearching = _event(ItemEvent, "SearchSearching", "response.web_search_call
 SearchCompleted = _event(ItemEvent, "SearchCompleted", "response.web_search_call.completed")
 
 
-class ShellCommandAdded(WholeEvent, frozen=True, tag="response.shell_call_command.added"):
+class _CommandEvent(WholeEvent, frozen=True):
     output_index: int
     command_index: int
+
+
+class _WholeCommand(_CommandEvent, frozen=True):
     command: str
 
 
-class ShellCommandDelta(WholeEvent, frozen=True, tag="response.shell_call_command.delta"):
+ShellCommandAdded = _event(_WholeCommand, "ShellCommandAdded", "response.shell_call_command.added")
+ShellCommandDone = _event(_WholeCommand, "ShellCommandDone", "response.shell_call_command.done")
+
+
+class ShellCommandDelta(_CommandEvent, frozen=True, tag="response.shell_call_command.delta"):
     """A whole command in one delta."""
 
-    output_index: int
-    command_index: int
     delta: str
-
-
-class ShellCommandDone(WholeEvent, frozen=True, tag="response.shell_call_command.done"):
-    output_index: int
-    command_index: int
-    command: str
 
 
 class ShellOutputDelta(ItemEvent, frozen=True, tag="response.shell_call_output_content.delta"):
