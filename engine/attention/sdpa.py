@@ -163,8 +163,7 @@ class SdpaForward:
         """All requests of `rows` in one call, over the positions that at least one of them attends to."""
         window = call.window if _is_cut(call.window, rows.max_seq_len) else None
         first = 0 if window is None else max(rows.min_seq_len - window, 0)
-        first -= first % self._alignment
-        visible = rows.read(call, first)
+        visible = rows.read(call, first - first % self._alignment)
         query = call.query[rows.begin : rows.end]
         width = visible.key.shape[2]
         if call.sinks is None and visible.first == first and rows.min_seq_len == first + width:

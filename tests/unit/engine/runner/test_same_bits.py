@@ -1,6 +1,7 @@
 """In bfloat16 a request's tokens and log probabilities are the same whatever the engine does beside them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +29,7 @@ MODELS: dict[str, Callable[[], Path]] = {
     ),
     "capped scores": lambda: save_random_model("Gemma2Config", **WIDE),
 }
+COUNT = 24
 LENGTHS = (3, 33, 64, 65, 130, 300, 530)
 Said = tuple[list[int], list[TokenLogprobs]]
 
@@ -47,7 +49,7 @@ def requests(bench: Bench) -> list[EngineRequest]:
         make_request(
             str(length),
             [dice.randrange(10, vocabulary) for _ in range(length)],
-            24,
+            COUNT,
             temperature=dice.choice([0.0, 0.8, 1.2]),
             seed=length,
             logprobs=3,
@@ -59,15 +61,10 @@ def requests(bench: Bench) -> list[EngineRequest]:
 
 def said(bench: Bench, asked: Sequence[EngineRequest]) -> list[Said]:
     outcomes = bench.run(*asked)
-    logprobs: list[list[TokenLogprobs]] = [
-        [
-            entry
-            for m in bench.listener.of(each.request_id)
-            if isinstance(m, Tokens)
-            for entry in m.logprobs or ()
-        ]
-        for each in asked
-    ]
+    logprobs: list[list[TokenLogprobs]] = []
+    for each in asked:
+        told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
+        logprobs.append([entry for message in told for entry in message.logprobs or ()])
     return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
 
 
@@ -81,16 +78,21 @@ def alone(model: Path) -> list[Said]:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"token_budget": 16}, {"token_budget": 64}, {"kv_blocks": 44}, {"block_size": 48}],
-    ids=str,
+    "settings", [{}, {"token_budget": 16}, {"token_budget": 64}, {"block_size": 48}], ids=str
 )
-def test_together_and_in_chunks_and_after_preemption(
-    model: Path, alone: list[Said], settings: dict[str, Any]
-) -> None:
+def test_together_and_in_chunks(model: Path, alone: list[Said], settings: dict[str, Any]) -> None:
     bench = start(model, **settings)
     assert said(bench, requests(bench)) == alone
-    assert (bench.engine.stats().preemptions > 0) == ("kv_blocks" in settings)
+    bench.engine.close(drain=True)
+
+
+def test_after_preemption(model: Path, alone: list[Said]) -> None:
+    bench = start(model, kv_blocks=13, block_size=16)
+    few = [replace(each, max_tokens=60) for each in requests(bench)[:4]]
+    found = said(bench, few)
+    assert bench.engine.stats().preemptions > 0
+    assert [(tokens[:COUNT], entries[:COUNT]) for tokens, entries in found] == alone[:4]
+    assert found == [said(bench, [replace(each, request_id=each.request_id + " alone")])[0] for each in few]
     bench.engine.close(drain=True)
 
 
@@ -101,7 +103,7 @@ def test_resumed_after_some_tokens_and_with_a_prefix_that_is_cached(model: Path,
             make_request(
                 f"{each.request_id} after {stored}",
                 [*each.prompt, *tokens[:stored]],
-                24 - stored,
+                COUNT - stored,
                 temperature=each.sampling.temperature,
                 seed=each.sampling.seed,
                 logprobs=3,
