@@ -266,8 +266,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     ignored_tools: list[str] | UnsetType = UNSET
     """Types of the request's tools that are not served here, and that the model does not have."""
     dropped_items: int | UnsetType = UNSET
-    """How many of the oldest items the prompts left out, by `truncation`: until the end that of the first turn,
-    then the most that any turn left out."""
+    """How many of the oldest items the prompts left out, by `truncation`: the most of any turn, and until the
+    end that of the first."""
     cancel_reason: CancelReason | UnsetType = UNSET
     """Why it was cancelled; only a cancelled response has it."""
     input_messages: list[ModelMessage] | UnsetType = UNSET

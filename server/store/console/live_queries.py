@@ -54,8 +54,8 @@ _COUNTS = text(f"""
         select from responses where replica_id is not null and status = 'in_progress' limit {MAX_COUNTED}
     ) as running), count(*), count(*) filter (where priority >= {IDLE_PRIORITY}), min({WINDOW_LEFT})
     from (
-        select priority, created_at from responses where replica_id is null and status in ('queued', 'in_progress')
-        limit {MAX_COUNTED}
+        select priority, created_at from responses
+        where replica_id is null and status in ('queued', 'in_progress') limit {MAX_COUNTED}
     ) as queued
 """)
 
