@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 
 import httpx
 
@@ -24,7 +25,7 @@ IDLE_TOKENS = 192
 """So many that some are left at the end of a phase."""
 REQUESTS = 100
 TOKENS = 32
-PER_SECOND = 8
+PER_SECOND = 5
 """Arrivals at random moments, some at once, with pauses in which nothing else is to be computed."""
 ROUNDS = 8
 SENDERS = 8
@@ -51,19 +52,14 @@ def run() -> None:
             else:
                 eventually(partial(_have_ended, server, waiting), within=600)
             alone.append(_answers(server, turn, REQUESTS))
-            print(
-                f"  {_shown(beside[-1])} beside, {_shown(alone[-1])} after; {len(left)} were left", flush=True
-            )
+            print(f"  {_shown(beside[-1])} beside, {_shown(alone[-1])} after; {len(left)} left", flush=True)
     print(f"  all {IDLE_RESPONSES} of the last round ended with all of their tokens")
     for place, name in enumerate(("p50", "p99")):
         without = [each[place] for each in alone]
-        around = [statistics.mean(pair) for pair in zip(without[:-1], without[1:], strict=True)]
+        around = [statistics.mean(pair) for pair in pairwise(without)]
+        ratios = divide([each[place] for each in beside], around)
         tell(f"{name} alone ÷ alone one round before", divide(without[1:], without[:-1]), "<=1.1")
-        tell(
-            f"{name} beside background responses ÷ alone",
-            divide([one[place] for one in beside], around),
-            "<=1.1",
-        )
+        tell(f"{name} beside background responses ÷ alone", ratios, "<=1.1")
 
 
 def _shown(latencies: Latencies) -> str:

@@ -135,8 +135,6 @@ LAST: Body = {"tool_choice": "none", "structured_outputs": {"choice": ["I am the
 class AgentOfAModel(Agent):
     """Has the demo model call with each result: of itself it ends, and its numbers are its own."""
 
-    steps, deaths = 60, 5
-
     def begin(self) -> Body:
         return {"input": TASK, "tool_choice": {"type": "function", "name": "step"}, "max_output_tokens": 256}
 
