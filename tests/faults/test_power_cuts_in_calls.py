@@ -77,7 +77,7 @@ RAN = [{"stdout": "Done.", "stderr": "", "outcome": {"type": "exit", "exit_code"
 
 def shell_answers() -> str:
     """Each round's response makes its calls one after the other, whatever they gave."""
-    answers = []
+    answers: list[tuple[str, str]] = []
     for number in range(SHELL_ROUNDS):
         calls = [tool_call("container__shell", commands=[f"run {number}.{n}"]) for n in range(CALLS)]
         keys = [f"Go {number}.", *(f"run {number}.{n}" for n in range(CALLS))]
