@@ -260,8 +260,11 @@ def test_an_agent_that_runs_its_tools_makes_every_call_once(
     with PoweredServer(made_dir, **settings) as powered:
         agent = kind()
         deaths = Deaths(powered, agent.steps, agent.deaths)
-        with way(powered) as ask:
-            responses = walk(powered, ask, deaths, limits, agent)
+        try:
+            with way(powered) as ask:
+                responses = walk(powered, ask, deaths, limits, agent)
+        finally:
+            deaths.finish()
         assert bool(compactions(responses)) == bool(limits)
         tally["F50", "compactions of an agent's context"] += compactions(responses)
         tally["F50", "deaths of a server under an agent"] += deaths.count
