@@ -28,6 +28,8 @@ class ReasoningFormat:
     """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
     repeated: bool = False
     """Reasoning may come again within the answer."""
+    trims_answer: bool = False
+    """White space before the answer is dropped, as prompts end within the line that begins it."""
 
     def with_signs(self, markup: Markup) -> "ReasoningFormat":
         def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -76,6 +78,23 @@ REASONING_FORMATS = (
         answer_frame=(" to=user<|message|>", "<|eom|><|start|>assistant", ""),
         repeated=True,
     ),
+    ReasoningFormat(
+        "llm_jp",
+        ("<|channel|>analysis<|message|>",),
+        ("<|end|><|start|>assistant", "<|end|>"),
+        ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>"),
+        template_marks=(("<|start|>assistant", "<|channel|>analysis"),),
+        answer_frame=("<|channel|>final<|message|>", "<|end|><|start|>assistant", ""),
+        repeated=True,
+    ),
+    ReasoningFormat(
+        "hyperclovax",
+        ("/think\n",),
+        ("<|im_end|>\n<|im_start|>assistant",),
+        template_marks=(("assistant/think", "tool/function_call"),),
+        trims_answer=True,
+    ),
+    ReasoningFormat("openpangu", ("[unused16]",), ("[unused17]",)),
     ReasoningFormat(
         "hy_v3",
         ("<think:opensource>",),
@@ -166,6 +185,8 @@ class ThoughtReader:
         tag = yield from self._scanner.accept(*self.reasoning_format.start_tags)
         if tag or opened:
             yield from self.read(answer)
+        elif self.reasoning_format.trims_answer:
+            answer.restart()
 
     def read(self, answer: TextEmitter) -> Reader[None]:
         """Reads reasoning after its start tag, up to what ends it."""

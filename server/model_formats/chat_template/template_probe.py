@@ -20,6 +20,7 @@ _RESULT: Message = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool
 
 ALL_REASONING: Mapping[str, bool | str] = {
     "clear_thinking": False,
+    "drop_history_thinking": False,
     "drop_thinking": False,
     "keep_all_reasoning": True,
     "keep_past_thinking": True,
@@ -29,7 +30,9 @@ ALL_REASONING: Mapping[str, bool | str] = {
     "truncate_history_thinking": False,
 }
 """Variables by which templates write the reasoning of all turns; each reads its own."""
-THINKING: Mapping[str, bool] = {"enable_thinking": True, "thinking": True}
+THINKING: Mapping[str, bool] = dict.fromkeys(
+    ("enable_thinking", "force_reasoning", "reasoning", "think", "thinking"), True
+)
 THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 """Fields of a message for its reasoning; each template reads its own."""
 

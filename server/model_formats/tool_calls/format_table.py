@@ -48,6 +48,7 @@ _DEEPSEEK_V32 = ElementCalls(
     after_plain_key='">',
     template_marks=(("｜DSML｜", "function_calls"),),
 )
+_OPENPANGU = JsonCalls("openpangu", ("[unused11][", ", ", "][unused12]"), model_types=("PanguEmbedded",))
 _DEEPSEEK_V31 = HeaderCalls(
     "deepseek_v31",
     ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
@@ -64,6 +65,16 @@ FORMATS: tuple[ToolCallFormat, ...] = (
         name="deepseek_v4",
         around=("<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>"),
         template_marks=(("｜DSML｜", "tool_calls"),),
+        openers=(),
+        closers=(),
+    ),
+    replace(
+        _DEEPSEEK_V32,
+        name="gigachat35",
+        around=("<｜GCML｜tool_calls>\n", "\n", "\n</｜GCML｜tool_calls>"),
+        call=('<｜GCML｜invoke name="', '">', "</｜GCML｜invoke>"),
+        argument=('<｜GCML｜parameter name="', '" string="false">', "</｜GCML｜parameter>"),
+        template_marks=(("<｜GCML｜tool_calls>",),),
         openers=(),
         closers=(),
     ),
@@ -200,6 +211,35 @@ FORMATS: tuple[ToolCallFormat, ...] = (
         template_marks=(("<atem:function_calls>",),),
         openers=(" to=", "to="),
         in_reasoning=False,
+    ),
+    HeaderCalls(
+        "llm_jp",  # LLM-jp 4: harmony in a vocabulary of its own
+        ("", "<|end|><|start|>assistant", ""),
+        call=(" to=functions.", "<|channel|>commentary json<|message|>", ""),
+        template_marks=(("to=functions.", "<|channel|>commentary"),),
+        openers=(" to=functions.", "to=functions."),
+        closers=("<|call|>",),
+        in_reasoning=False,
+    ),
+    JsonCalls(
+        "hyperclovax",  # a message of the role `assistant -> tool/function_call`
+        (" -> tool/function_call\n[", ", ", "]"),
+        template_marks=(("-> tool/function_call",),),
+        openers=(
+            *(" -> tool/function_call\n", "-> tool/function_call\n"),
+            "<|im_end|>\n<|im_start|>assistant -> tool/function_call\n",
+        ),
+        in_reasoning=False,
+    ),
+    _OPENPANGU,
+    replace(
+        _OPENPANGU,
+        name="openpangu_v2",
+        around=("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+        template_marks=(("<|tool_call_start|>", '"arguments": '),),
+        openers=(),
+        closers=(),
+        model_types=("openpangu_v2",),
     ),
     PythonCalls(
         "lfm2",  # LFM2 and LFM2.5
