@@ -1,22 +1,26 @@
 """The model format of every model with a Hugging Face chat template, whatever its family."""
 
 import copy
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from itertools import islice
 from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputGrammar, ReasoningStart
 from server.model_formats.chat_template.chat_output_parser import ChatParser
-from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.template import PLAIN_STOPS, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
-from server.model_formats.chat_template.template_probe import ALL_REASONING, TemplateCapabilities
+from server.model_formats.chat_template.template_probe import (
+    ALL_REASONING,
+    EffortVariables,
+    TemplateCapabilities,
+    thinks,
+)
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
@@ -316,7 +320,7 @@ class ChatTemplateFormat:
                 raise PromptError(f"{name[:100]!r} cannot be told to a chat template; {known}.", param)
             if not isinstance(value, str | int | float | bool | None) and name not in read:
                 raise PromptError(f"{name} must be text, a number, true, false or null.", param)
-            if _is_larger(value, _MAX_KWARG):
+            if len(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) > _MAX_KWARG:
                 raise PromptError(f"{name} may have {_MAX_KWARG} characters.", param)
         return dict(variables)
 
@@ -369,19 +373,3 @@ def _can_continue(messages: Sequence[dict[str, Any]]) -> bool:
     last = messages[-1] if messages else {"role": "", "content": ""}
     text = last["content"]
     return last["role"] == "assistant" and bool(text.strip() if isinstance(text, str) else text)
-
-
-def _is_larger(value: Any, limit: int) -> bool:
-    """Whether a JSON value has more characters in its texts and names, and values, than the limit."""
-    size, values = 0, [value]
-    while values and size <= limit:
-        match values.pop():
-            case str(text):
-                size += len(text)
-            case list(inner):
-                size += len(inner)
-                values += inner[:limit]
-            case dict(inner):
-                size += len(inner)
-                values += [text for pair in islice(inner.items(), limit) for text in pair]
-    return size > limit
