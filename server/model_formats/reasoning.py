@@ -113,9 +113,15 @@ class ThoughtReader:
         reasoning: TextEmitter,
         calls: ToolCallFormat | None = None,
         tools: ToolIndex = ToolIndex(()),  # noqa: B008 - is never changed
+        *,
+        opened: bool = False,
+        begun: bool = False,
     ) -> None:
-        """`calls` is None where the reasoning has none; those of `tools` count."""
+        """`calls` is None where the reasoning has none; those of `tools` count. The prompt may have `opened`
+        the reasoning, or end in its midst if that has `begun`.
+        """
         self.reasoning_format = reasoning_format
+        self._opened, self._begun = opened, begun
         self._scanner = scanner
         self._reasoning = reasoning
         self._calls = calls
@@ -125,21 +131,25 @@ class ThoughtReader:
         self._openers = calls.openers if calls else ()
         self._stops = StopTexts([*reasoning_format.end_tags, *self._openers])
 
-    def read_first(self, answer: TextEmitter, *, opened: bool) -> Reader[None]:
+    def read_first(self, answer: TextEmitter) -> Reader[None]:
         """Reads the reasoning, if any, up to the beginning of the answer."""
-        self._scanner.in_reasoning = opened
+        if self._begun:
+            yield from self.read(answer, begun=True)
+            return
+        self._scanner.in_reasoning = self._opened
         yield from self._scanner.copy_run(SPACE, answer.add)
         tag = yield from self._scanner.accept(*self.reasoning_format.start_tags)
-        if tag or opened:
+        if tag or self._opened:
             yield from self.read(answer)
         elif self.reasoning_format.trims_answer:
             answer.restart()
 
-    def read(self, answer: TextEmitter) -> Reader[None]:
-        """Reads reasoning after its start tag, up to what ends it."""
+    def read(self, answer: TextEmitter, *, begun: bool = False) -> Reader[None]:
+        """Reads reasoning after its start tag, or in its midst if it has `begun`, up to what ends it."""
         scanner = self._scanner
         answer.restart()
-        self._reasoning.restart()
+        if not begun:
+            self._reasoning.restart()
         scanner.in_reasoning = True
         while True:
             stop = yield from scanner.copy_until(self._stops, self._reasoning.add)

@@ -172,6 +172,7 @@ class ChatTemplateFormat:
             stop_ids=self._stop_ids,
             stop_strings=PLAIN_STOPS if self.is_plain else (),
             opens_reasoning=thinking == "open",
+            continues_reasoning=bool(thought),
             grammar=grammar,
             tools=tuple(callable_.tools.values()),
             must_call=choice.mode == "required",
@@ -257,6 +258,7 @@ class ChatTemplateFormat:
             tools,
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
+            continues_reasoning=prompt.continues_reasoning,
             must_call=prompt.must_call,
         )
 

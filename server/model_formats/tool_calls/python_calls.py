@@ -361,9 +361,7 @@ class QuotedObjects(ToolCallFormat):
         budget: schemas.SchemaBudget,
     ) -> str:
         match type_:
-            case "string":
-                strings = strings_of({**schema, "type": "string"})
-                assert strings is not None  # enumerations were handled above
+            case "string" if (strings := strings_of({**schema, "type": "string"})) is not None:
                 return f"{lark.literal(self.quote)} {lark.terminated_string(strings, self.quote, self.quote)}"
             case "array" if depth < _MAX_DEPTH // 4:
                 items = schemas.subschema(schema, schemas.mapping(schema, "items"))

@@ -289,8 +289,10 @@ def test_recipients_of_muse_glimmer_say_what_its_text_is(text: str, words: list[
         ("hyperclovax", "/think\nHm.<|im_end|>\n<|im_start|>assistant\nHello", ["thought Hm.", "text Hello"]),
         (
             "hyperclovax",
-            "\nI look.<|im_end|>\n<|im_start|>assistant -> tool/function_call\n"
-            '[{"name": "get_time", "arguments": {}}]<|im_end|>',
+            (
+                "\nI look.<|im_end|>\n<|im_start|>assistant -> tool/function_call\n"
+                '[{"name": "get_time", "arguments": {}}]<|im_end|>'
+            ),
             ["text I look.", "function get_time", "{}", "end"],
         ),
         ("hyperclovax", "\nAn -> tool/function_call\n is it.", ["text An -> tool/function_call\n is it."]),
@@ -301,8 +303,10 @@ def test_recipients_of_muse_glimmer_say_what_its_text_is(text: str, words: list[
         ),
         (
             "llm_jp",
-            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_time"
-            "<|channel|>commentary json<|message|>{}<|call|>",
+            (
+                "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_time"
+                "<|channel|>commentary json<|message|>{}<|call|>"
+            ),
             ["text I look.", "function get_time", "{}", "end"],
         ),
         ("llm_jp", "<|channel|>final<|message|>Write to=functions.x", ["text Write to=functions.x"]),
