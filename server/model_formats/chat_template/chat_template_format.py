@@ -74,10 +74,13 @@ class ChatTemplateFormat:
         form = detect_reasoning_format(template.source)
         self._reasoning_format = form.with_signs(self._markup) if form else None
         self._openings = tuple(tag.rstrip() for tag in form.start_tags) if form else ()
-        self._closings = tuple(tag.rstrip() for tag in form.end_tags) if form else ()
-        """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
+        ends = form.end_tags if form else ()
+        self._closings = tuple(tag.rstrip() for tag in ends if not tag.endswith("assistant"))
+        """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it. Those that
+        begin the assistant's next message, too, say nothing: every prompt ends so.
+        """
         self.reasoning_name = form.name if form else None
-        self.reasoning_tags = (self._openings[0], self._closings[0]) if form else ()
+        self.reasoning_tags = (self._openings[0], ends[0].rstrip()) if form else ()
         """The first tags around the reasoning; none for models that do not reason."""
         shown = (f"{tag}{line}" for tag in self._openings for line in ("\n", "\\n"))
         self._after_opening = "\n" if any(text in template.source for text in shown) else ""
