@@ -206,6 +206,9 @@ def prompt_messages(
     items: Sequence[Item], *, continues: bool, all_reasoning: bool = False
 ) -> Iterator[PromptMessage]:
     """The messages. Raises PromptError for an output without its call, or if no message can be continued."""
+    match items[-2:]:
+        case [Reasoning(), Message(role="assistant") as last] if continues and not plain_text(last.content):
+            items = items[:-1]
     answered = -1 if all_reasoning else _last_answer(items[:-1] if continues else items)
     callees: dict[str, str] = {}
     for index, item in enumerate(items):
@@ -213,16 +216,18 @@ def prompt_messages(
             case Message():
                 yield _message(item, items, index, open=continues and index == len(items) - 1)
             case Reasoning(content=list() as content) if index > answered and content:
-                yield PromptMessage(
-                    author="assistant", channel="analysis", text="\n".join(part.text for part in content)
-                )
+                text, open_ = "\n".join(part.text for part in content), continues and index == len(items) - 1
+                yield PromptMessage(author="assistant", channel="analysis", text=text, unfinished=open_)
             case FunctionCall() | CustomToolCall():
                 callees[item.call_id] = recipient(item.name, item.namespace or None)
                 yield _call(item, callees[item.call_id])
             case FunctionCallOutput() | CustomToolCallOutput():
                 yield _output(item.output, item.call_id or "", callees)
-    if continues and not (items and isinstance(items[-1], Message) and items[-1].role == "assistant"):
-        raise PromptError("Only a last message of the assistant's can be continued.")
+    match items[-1:]:
+        case [Reasoning(content=[_, *_]) | Message(role="assistant")]:
+            return
+    if continues:
+        raise PromptError("Only a last message of the assistant's, or reasoning, can be continued.")
 
 
 def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> PromptMessage:  # noqa: A002
