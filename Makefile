@@ -61,7 +61,8 @@ PGBOUNCER := 1.25
 PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
 PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 
-# The tests start thousands of processes, and each would compile what it imports.
+# The tests start thousands of processes, and each would compile what it imports; `test` does so once, because its
+# workers import the same at the same time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm smollm2 test-real pgbouncer openai-document peers-tests check faults bench clean
@@ -73,6 +74,7 @@ serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or U
 	@exec $(BIN)/holdfast serve $(MODEL)
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
+	@$(BIN)/python -m compileall -q -j 2 server engine tool_servers demo migrations tests/support
 	$(BIN)/python -m pytest -m "$(USUAL)" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 clients: $(VENV)/installed-dev ## install other people's clients into .clients, and run the blocks of docs/clients.md in them
