@@ -1,4 +1,4 @@
-"""In bfloat16 a real model says the same, to the last bit of its log probabilities, whatever happens beside it.
+"""In bfloat16 a real model says the same, to the last bit of its logprobs, whatever happens beside it.
 
 Tokens and log probabilities of the tokens and their rivals are compared with those of requests alone.
 `RESPONSES` sets how many there are.
