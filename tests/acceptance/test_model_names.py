@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.process.find_model import with_model
+from server.process.model.find_model import with_model
 for name in sys.argv[1:]:
     try:
         print(with_model(Config(model=Path(name)), lambda line: None).model)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
-from server.process.load_model import load_model
+from server.process.model.load_model import load_model
 from tests.support.engines import save_random_model
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 1}

@@ -41,7 +41,7 @@ def load_model(
     check_files(folder, with_weights=config.engine in ("auto", "model"))
     check_template(folder, config.chat_template)
     if config.engine == "scripted":
-        from server.process.scripted_model import scripted_engine
+        from server.process.model.scripted_model import scripted_engine
 
         engine = scripted_engine(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:

@@ -19,8 +19,8 @@ from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.configuration.unusable_models import check_files
 from server.errors import ConfigError
-from server.process.engine_choice import choose_engine, this_machine
-from server.process.running_server import ask_server
+from server.process.model.engine_choice import choose_engine, this_machine
+from server.process.model.running_server import ask_server
 
 
 def with_model(config: Config, say: Callable[[str], None]) -> Config:
@@ -35,7 +35,7 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
     config, why = _with_engine(config, is_gguf=file is not None)
     if isinstance(source, HubModel):
         # Imported for ids only: it brings an HTTP client.
-        from server.process.model_download import download
+        from server.process.model.model_download import download
 
         config = replace(config, model_name=config.model_name or source.repository)
         with_weights = config.engine != "scripted" and (
