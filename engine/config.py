@@ -115,6 +115,8 @@ class EngineConfig(QueueSettings):
     `owner/name@commit`. None downloads nothing."""
     pipelined: bool | None = None
     """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
+    passed_checks: Path | None = None
+    """The folder that remembers which models have passed the check at load; None remembers none."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}

@@ -24,6 +24,7 @@ from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
 from engine.runner.forward_check import ForwardCheck
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
+from engine.runner.passed_checks import PassedCheck
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
 from engine.runner.state_passes import StatePasses, states_of
@@ -191,7 +192,6 @@ class ModelRunner:
             adapters = install_adapters(model.network, config.adapters, progress)
             model_info = replace(model.model_info, adapters=adapters.names, weights=weights)
             model = replace(model, model_info=model_info)
-            progress("comparing logits with those of the model's own forward")
             executor, limits = _first_right_way(model, adapters, config, progress)
             if executor.grammars is not None:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
@@ -367,17 +367,16 @@ def _first_right_way(
 ) -> tuple[ModelRunner, SchedulerLimits]:
     """The fastest way that computes what the model's own forward does. Raises `UnsupportedModel`."""
     name, faults = type(model.network).__name__, list[str]()
-    try:
-        own = next(way.attention for way in model.ways if way.kind == "cached")
-        check = ForwardCheck(model.network, own)
-    except Exception as error:
-        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
+    passed = PassedCheck(model, config)
+    check = None if passed.is_known else _begin_check(model, progress)
 
     def is_right(way: ForwardWay) -> tuple[ModelRunner, SchedulerLimits] | None:
+        fault = None
         try:
             executor, limits = _build(replace(model, ways=[way]), adapters, config, progress)
-            fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
-            executor.scrub(list(range(1, min(limits.kv_blocks, check.blocks_used) + 1)))
+            if check is not None:
+                fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
+                executor.scrub(list(range(1, min(limits.kv_blocks, check.blocks_used) + 1)))
         except (ModelRefused, torch.AcceleratorError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
@@ -390,14 +389,25 @@ def _first_right_way(
         executor.check_pipelining(refuses=config.pipelined is True)
         return executor, limits
 
-    found = next(filter(None, map(is_right, model.ways)), None)
-    if found is None:
+    found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
+    if found is None and check is not None:
         if not check.expect_cached():
             raise UnsupportedModel(f"{name} looks at later tokens, so it is no generator of text.")
         found = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
+    elif not faults:
+        passed.remember()
     if found is None:
         raise UnsupportedModel(f"{name} is not computed rightly in any way; {faults[0]}.")
     return found
+
+
+def _begin_check(model: LoadedNetwork, progress: Callable[[str], None]) -> ForwardCheck:
+    progress("comparing logits with those of the model's own forward")
+    try:
+        return ForwardCheck(model.network, next(w.attention for w in model.ways if w.kind == "cached"))
+    except Exception as error:
+        name = type(model.network).__name__
+        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
 
 
 def _build(

@@ -200,13 +200,23 @@ def _load_checkpoint(
 
     adapters = read_adapters(config)
     try:
-        requested = engine_config(config, folder, adapters)
+        requested = replace(engine_config(config, folder, adapters), passed_checks=_passed_checks())
         with refused_without_torch():
             return load(requested, deliver, say, on_dead)
     except UnsupportedModel as error:
         raise ConfigError(f"{folder} cannot be served: {error} {OTHER_ENGINE}") from error
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
+
+
+def _passed_checks() -> Path | None:
+    """The folder of passed checks beside the Hugging Face cache; None where nothing can be written."""
+    from huggingface_hub import cached_assets_path
+
+    try:
+        return cached_assets_path("holdfast", namespace="passed-checks")
+    except (OSError, ValueError):
+        return None
 
 
 def check_engine_settings(config: Config) -> None:
