@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+from engine.prefix_states import PrefixStates
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -49,6 +51,8 @@ class SchedulerLimits(QueueSettings):
     """A prompt is computed in one step, because in chunks it would give other tokens."""
     shares_prefixes: bool = True
     """Keys and values are in the blocks. Else blocks are only counted, and no prefix can be shared."""
+    prefix_states: PrefixStates | None = None
+    """Of a model with states: a prefix can be shared up to a block after which they are kept."""
 
     kv_blocks: int
 
@@ -155,7 +159,7 @@ class EngineConfig(QueueSettings):
             token_budget = max(default.token_budget, max_running)
         return StepSizes(token_budget, max_running)
 
-    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: bool) -> SchedulerLimits:
+    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: Any) -> SchedulerLimits:
         """`flags` are those of `SchedulerLimits`."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,
