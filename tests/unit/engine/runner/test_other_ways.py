@@ -73,17 +73,17 @@ def test_tokens_equal_those_of_generate_together_and_in_a_second_turn(family: Fa
 def test_a_prefix_that_is_reused_gives_the_tokens_that_it_gives_without(family: Family) -> None:
     if family.way != "states":
         pytest.skip("It shares no prefixes.")
-    bench, turn = family.start(), make_prompt(37, 2)
-    cached, lengths = [], []
+    bench, turn = family.start(), make_prompt(37, 5)
+    cached, expected = [], [0]
     for number in range(4):
         (outcome,) = bench.run(make_request(str(number), turn, 20))
         assert outcome.tokens == generate(family.reference, turn, 20)
         cached.append(outcome.last.usage.cached)
-        turn = turn + outcome.tokens + make_prompt(5 + number, number)
-        lengths.append(len(turn))
-    # Up to the last block that the answer before filled: its last token was never computed.
-    assert cached == [0, *((length - 6 - n) // 16 * 16 for n, length in enumerate(lengths[:3]))]
-    same, other = make_prompt(37, 2), make_prompt(32, 2) + make_prompt(20, 7)
+        turn = turn + outcome.tokens
+        expected.append((len(turn) - 1) // 16 * 16)  # the last token of an answer is not computed
+        turn += make_prompt(5 + number, number)
+    assert cached == expected[:4]
+    same, other = make_prompt(37, 5), make_prompt(32, 5) + make_prompt(20, 7)
     for name, prompt, hit in (("the same", same, 32), ("the same beginning", other, 32)):
         (outcome,) = bench.run(make_request(name, prompt, 20))
         assert outcome.last.usage.cached == hit
