@@ -48,14 +48,12 @@ class CachedPasses:
         for sequence, cache in list(self._caches.items()):
             if sequence.blocks is not cache.blocks:
                 del self._caches[sequence]
-        pieces = whole_prompt if self._whole_prompts else in_one
+        pieces = whole_prompt if self._whole_prompts else lambda chunk: [chunk]
         logits = {}
         for chunk in plan:
-            held = self._caches.get(chunk.sequence)
-            is_current = held is not None and held.length == chunk.start
-            logits[chunk.sequence] = compute_chunk(
-                chunk, prompt_rows, self._pass, pieces, is_current=is_current
-            )
+            held, compute = self._caches.get(chunk.sequence), self._pass
+            current = held is not None and held.length == chunk.start
+            logits[chunk.sequence] = compute_chunk(chunk, prompt_rows, compute, pieces, is_current=current)
         return in_plan_order(plan, prompt_rows, logits)
 
     def _pass(self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows]) -> Tensor:
@@ -157,10 +155,6 @@ def from_start(
     start, end = chunk.start, chunk.start + chunk.count
     shifted = [replace(r, places=range(r.places.start + start, r.places.stop + start)) for r in rows]
     return ScheduledChunk(chunk.sequence, 0, end), shifted
-
-
-def in_one(chunk: ScheduledChunk) -> list[ScheduledChunk]:
-    return [chunk]
 
 
 def whole_prompt(chunk: ScheduledChunk) -> list[ScheduledChunk]:

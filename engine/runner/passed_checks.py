@@ -10,8 +10,6 @@ import transformers
 from engine.config import EngineConfig
 from engine.model.loader import LoadedNetwork
 
-SOURCES = Path(__file__).parents[1]
-
 
 class PassedCheck:
     """The file's name is a digest of what the check depends on: weights, settings, device, libraries, source.
@@ -20,17 +18,14 @@ class PassedCheck:
     """
 
     def __init__(self, model: LoadedNetwork, config: EngineConfig) -> None:
-        self._file: Path | None = None
-        if config.passed_checks is not None:
-            is_gpu = model.device.type == "cuda"
-            device = (
-                torch.cuda.get_device_properties(model.device) if is_gpu else torch.cpu.get_capabilities()
-            )
-            versions = torch.__version__, transformers.__version__
-            digest = hashlib.sha256(repr((model.model_info.weights, config, device, versions)).encode())
-            for source in sorted(SOURCES.rglob("*.py")):
-                digest.update(source.read_bytes())
-            self._file = config.passed_checks / digest.hexdigest()
+        device: object = torch.cpu.get_capabilities()
+        if model.device.type == "cuda":
+            device = torch.cuda.get_device_properties(model.device)
+        told = model.model_info.weights, config, device, torch.__version__, transformers.__version__
+        digest = hashlib.sha256(repr(told).encode())
+        for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+            digest.update(source.read_bytes())
+        self._file = config.passed_checks and config.passed_checks / digest.hexdigest()
 
     @property
     def is_known(self) -> bool:
@@ -39,4 +34,5 @@ class PassedCheck:
     def remember(self) -> None:
         if self._file is not None:
             with suppress(OSError):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
                 self._file.touch()

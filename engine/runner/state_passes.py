@@ -7,7 +7,7 @@ of each prompt and of its output are kept for requests with the same prefix.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,7 +18,7 @@ from engine.model.lora_layers import Adapters
 from engine.model.state_layers import PagedLayer, PagedStateLayer
 from engine.prefix_states import PrefixStates
 from engine.runner.cached_passes import compute_chunk, cut_at, in_plan_order, whole_prompt
-from engine.runner.input_builder import ForwardInputs, PromptLogitRows
+from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -26,10 +26,6 @@ LOST = -1
 """The length of a state that a failed pass may have left half written."""
 
 PARTS = ("conv_states", "recurrent_states")
-
-
-class Builder(Protocol):
-    def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs: ...
 
 
 class StateSlots:
@@ -120,7 +116,7 @@ class StatePasses:
         self,
         network: PreTrainedModel,
         adapters: Adapters,
-        builder: Builder,
+        builder: InputBuilder | PagedInputBuilder,
         template: Cache,
         rows: int,
         block_size: int,

@@ -196,27 +196,19 @@ def refused_without_torch() -> Iterator[None]:
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
+    from huggingface_hub import constants
+
     from engine.core.local_engine import load
 
-    adapters = read_adapters(config)
+    adapters, assets = read_adapters(config), Path(constants.HF_ASSETS_CACHE)
     try:
-        requested = replace(engine_config(config, folder, adapters), passed_checks=_passed_checks())
+        requested = replace(engine_config(config, folder, adapters), passed_checks=assets / "holdfast")
         with refused_without_torch():
             return load(requested, deliver, say, on_dead)
     except UnsupportedModel as error:
         raise ConfigError(f"{folder} cannot be served: {error} {OTHER_ENGINE}") from error
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
-
-
-def _passed_checks() -> Path | None:
-    """The folder of passed checks beside the Hugging Face cache; None where nothing can be written."""
-    from huggingface_hub import cached_assets_path
-
-    try:
-        return cached_assets_path("holdfast", namespace="passed-checks")
-    except (OSError, ValueError):
-        return None
 
 
 def check_engine_settings(config: Config) -> None:

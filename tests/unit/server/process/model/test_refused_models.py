@@ -24,7 +24,7 @@ INDEX = json.dumps(
 )
 ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type": "LORA"})
 MISLEADING = ("trust_remote_code", "http", "--upgrade", "missing_keys", "huggingface.co", "Traceback", "\n")
-LLAMA_SERVER = ("--engine llama-server", "--engine-url", "docs/engines.md")
+LLAMA_SERVER = ("starts llama-server with it", "docs/engines.md")
 VLLM = ("--engine vllm", "docs/engines.md")
 
 
