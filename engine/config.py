@@ -13,6 +13,8 @@ DecodeName = Literal["auto", "eager", "graphs", "static"]
 AttentionName = Literal["auto", "varlen", "flash", "sdpa"]
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
+GGUF_FILE = "model.gguf"
+"""The name of the weights in a folder that has them in GGUF."""
 
 
 class ModelRefused(Exception):

@@ -139,7 +139,7 @@ def _refusal_of_weights(folder: Path) -> str | None:
         return (
             f"{folder} lacks {missing[0]}, which its {index.name} names. {_INCOMPLETE}" if missing else None
         )
-    if (folder / "model.safetensors").is_file():
+    if (folder / "model.safetensors").is_file() or (folder / "model.gguf").is_symlink():
         return None
     if adapter := _refusal_of_adapter(folder):
         return adapter
