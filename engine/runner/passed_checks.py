@@ -29,7 +29,9 @@ class PassedCheck:
 
     @property
     def is_known(self) -> bool:
-        return self._file is not None and self._file.exists()
+        with suppress(OSError):
+            return self._file is not None and self._file.exists()
+        return False
 
     def remember(self) -> None:
         if self._file is not None:
