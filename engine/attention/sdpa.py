@@ -1,30 +1,48 @@
 """Paged attention with torch's `scaled_dot_product_attention`, over contiguous copies or gathered blocks.
 
-All tokens of a step form one packed row: first one token each of decoding requests, then prefill chunks. An
-attention sink (gpt-oss) is one more position whose key and value are zero and whose mask is the sink logit,
-which is exact. All shapes are known to the host, so that nothing waits for the device.
+All tokens of a step form one packed row: first one token each of decoding requests, then prefill chunks. All
+shapes are known to the host, so that nothing waits for the device.
+
+On a CPU a token's output has the same bits however the step is composed (`attend_in_key_blocks`): torch's
+kernel reduces over blocks of `KEY_BLOCK` keys, so every call begins at a multiple of that, ends at a multiple
+of `KEY_ALIGNMENT`, masks what a token does not attend to, and has no block of queries with a single row. An
+attention sink (gpt-oss) scales the output by what the kernel tells of its sum.
 
 On a GPU every call has a form that torch's flash or memory-efficient kernel takes: as many key heads as query
-heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask. cuDNN is off:
-it plans anew for every shape, which costs tens of milliseconds and memory that is never freed.
+heads and no `enable_gqa`, because in torch 2.13 only cuDNN takes unequal heads beside a mask. A sink is one
+more position whose key and value are zero and whose mask is the sink logit, which is exact. cuDNN is off: it
+plans anew for every shape, which costs tens of milliseconds and memory that is never freed.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import gcd, inf, lcm
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from engine.attention.paged_attention import AttentionMetadata, LayerCall
 from engine.kv_cache import ContiguousBuffer, KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
 
+KEY_BLOCK = 512
+"""Keys that torch's kernel for CPUs reduces over at a time."""
+
+KEY_ALIGNMENT = 64
+"""Columns of a call on a CPU are a multiple of this. The kernel sums several columns side by side and those that
+are left one by one, so their number would change the order of the sum."""
+
+QUERY_BLOCK = 32
+"""The kernel takes queries in blocks of this or a multiple; its product for a single row rounds otherwise."""
+
 MAX_QUERIES_PER_CALL = 128
 """Prefill tokens per attention call where masks are per head (sinks, softcap), or where a sliding window
 makes most keys irrelevant for most queries."""
+
+MAX_CPU_QUERIES = 512
+"""Prefill tokens per attention call on a CPU: each call leaves out the keys after its last token."""
 
 MAX_MASK_ELEMENTS = 2**26
 """On a GPU a prefill chunk is split so that no mask has more elements: 128 MiB in bfloat16."""
@@ -74,11 +92,7 @@ class DecodeRows(ABC):
 
     @abstractmethod
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
-        """Keys and values from position `first` on; with sinks, plus a zero position after each row."""
-
-    @abstractmethod
-    def sink_columns(self, columns: KeyValueRange) -> Tensor:
-        """`[requests]`: index in `columns` of the zero position for the sink."""
+        """Keys and values from position `first` on; on a GPU, with sinks, a zero position ends each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +105,13 @@ class ContiguousRows(DecodeRows):
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         new, requests = slice(self.begin, self.end), self.end - self.begin
-        last = self.max_seq_len + (call.sinks is not None)
+        last = _aligned_end(first, self.max_seq_len)
         gathered = []
         for buffer, fresh in ((self.buffer.keys, call.key), (self.buffer.values, call.value)):
             rows = buffer[call.layer]
             rows.view(-1, *rows.shape[2:]).index_copy_(0, self.slots, fresh[new])
             gathered.append(rows[:requests, first:last].transpose(1, 2))
         return KeyValueRange(gathered[0], gathered[1], first)
-
-    def sink_columns(self, columns: KeyValueRange) -> Tensor:
-        return self.seq_lens - columns.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +124,18 @@ class GatheredRows(DecodeRows):
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         first_block = first // self.kv_cache.block_size
-        tables = self.tables[:, first_block:] if call.sinks is not None else self.tables[:, first_block:-1]
+        tables = self.tables[:, first_block:]
+        if tables.device.type == "cpu":
+            multiple = KEY_ALIGNMENT // gcd(KEY_ALIGNMENT, self.kv_cache.block_size)
+            tables = pad(tables, (0, -tables.shape[1] % multiple), value=BLANK_BLOCK)
+        elif call.sinks is None:
+            tables = tables[:, :-1]
         gathered = []
         for stored in (self.kv_cache.keys[call.layer], self.kv_cache.values[call.layer]):
             blocks = stored.view(len(stored) // self.kv_cache.block_size, -1)
             rows = blocks.index_select(0, tables.reshape(-1))
             gathered.append(rows.view(len(tables), -1, *stored.shape[1:]).transpose(1, 2))
         return KeyValueRange(gathered[0], gathered[1], first_block * self.kv_cache.block_size)
-
-    def sink_columns(self, columns: KeyValueRange) -> Tensor:
-        return torch.full_like(self.seq_lens, columns.key.shape[2] - 1)
 
 
 class SdpaForward:
@@ -136,6 +149,8 @@ class SdpaForward:
         self._slots = slots
         self._decodes = decodes
         self._chunks = chunks
+        self._on_cpu = kv_cache.device.type == "cpu"
+        self._alignment = lcm(KEY_BLOCK, kv_cache.block_size) if self._on_cpu else 1
         self._masks: dict[tuple[int, int | None, int, bool], Tensor] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
@@ -148,6 +163,7 @@ class SdpaForward:
         """All requests of `rows` in one call, over the positions that at least one of them attends to."""
         window = call.window if _is_cut(call.window, rows.max_seq_len) else None
         first = 0 if window is None else max(rows.min_seq_len - window, 0)
+        first -= first % self._alignment
         visible = rows.read(call, first)
         query = call.query[rows.begin : rows.end]
         width = visible.key.shape[2]
@@ -158,10 +174,9 @@ class SdpaForward:
             position = torch.arange(visible.first, visible.first + width, device=query.device)
             mask = self._masks[key] = _visibility(position, rows.seq_lens - 1, window, query.dtype)
         mask = mask[:, None, None]
-        if call.sinks is not None:
+        if call.sinks is not None and not self._on_cpu:
             mask = mask.repeat(1, len(call.sinks), 1, 1)
-            places = rows.sink_columns(visible).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
-            mask.scatter_(3, places, call.sinks.to(mask.dtype).view(1, -1, 1, 1).expand(places.shape))
+            mask[..., -1] = call.sinks.to(mask.dtype)[:, None]
         return attend_one_token(query, visible.key, visible.value, mask, call)
 
     def _prefill(self, call: LayerCall, chunk: PromptChunk) -> Tensor:
@@ -169,7 +184,8 @@ class SdpaForward:
         window = call.window if _is_cut(call.window, chunk.total) else None
         query = call.query[rows]
         two_way = bool(chunk.two_way) and (call.window is not None or not chunk.two_way_windowed_only)
-        if not two_way and chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
+        plain = call.sinks is None and call.softcap is None and window is None and not self._on_cpu
+        if plain and not two_way and chunk.past == 0:
             # A prompt's first chunk attends only to itself.
             return attend_prompt(query, call.key[rows], call.value[rows], None, call)
         count = chunk.end - chunk.begin
@@ -185,15 +201,21 @@ class SdpaForward:
     ) -> Tensor:
         """Tokens `begin` .. `end` of the chunk, over the positions that at least one of them attends to."""
         first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
+        first -= first % self._alignment
         last = chunk.past + end
+        if self._on_cpu:
+            last = _aligned_end(first, last)
         slots = chunk.slots[first:last]
+        if (missing := last - first - len(slots)) > 0:
+            slots = torch.cat((slots, chunk.slots[-1:].expand(missing)))
         memo = (chunk.begin + begin, window, end, two_way)
         if (mask := self._masks.get(memo)) is None:  # `[end - begin, positions + 1]`; the last is for a sink
             position = torch.arange(first, last + 1, device=call.query.device)
-            own, spans = position[chunk.past + begin - first : -1], chunk.two_way if two_way else ()
+            own = position[chunk.past + begin - first : chunk.past + end - first]
+            spans = chunk.two_way if two_way else ()
             mask = self._masks[memo] = _visibility(position, own, window, call.query.dtype, spans)
         mask = mask[None, None]
-        if call.sinks is None:
+        if call.sinks is None or self._on_cpu:
             mask = mask[..., :-1]
         else:
             slots = torch.cat((slots, chunk.slots[-1:]))
@@ -208,11 +230,15 @@ def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, t
     count = chunk.end - chunk.begin
     if two_way:
         return count
+    if call.softcap is None and call.query.device.type == "cpu":
+        return MAX_CPU_QUERIES
     if window is not None or call.sinks is not None or call.softcap is not None:
         return max(MAX_QUERIES_PER_CALL, window or 0)
-    if call.query.device.type == "cpu":
-        return count
     return min(count, max(MAX_QUERIES_PER_CALL, MAX_MASK_ELEMENTS // chunk.total))
+
+
+def _aligned_end(first: int, last: int) -> int:
+    return first - (first - last) // KEY_ALIGNMENT * KEY_ALIGNMENT
 
 
 def _is_cut(window: int | None, tokens: int) -> bool:
@@ -313,15 +339,13 @@ def attend_one_token(
     shared = key.shape[1]
     if call.softcap is not None:
         return _attend_with_softcap(query[:, :, None], key, value, mask, call)[:, :, 0]
-    if query.device.type == "cpu" and query.dtype != torch.float32:
-        # torch on CPUs has a faster path for one query per head.
-        out = scaled_dot_product_attention(
-            query[:, :, None], key, value, attn_mask=mask, scale=call.scale, enable_gqa=heads != shared
-        )
-        return out[:, :, 0]
     # Query heads that share a key head are folded into the query positions, so that keys are neither copied
     # nor read twice.
     folded = query.reshape(requests, shared, heads // shared, size)
+    if query.device.type == "cpu":
+        sinks = None if call.sinks is None else call.sinks.view(1, shared, -1)
+        out = attend_in_key_blocks(folded, key, value, mask, call.scale, sinks)
+        return out.reshape(requests, heads, value.shape[3])
     if mask is not None and mask.shape[1] != 1:
         mask = mask.view(requests, shared, heads // shared, -1)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
@@ -330,27 +354,16 @@ def attend_one_token(
 
 def attend_prompt(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
     """`[n, heads, size]`, `[m, kv_heads, size]` twice -> `[n, heads, size]`; causal without mask."""
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     if call.softcap is not None:
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         return _attend_with_softcap(q, k, v, mask, call)[0].transpose(0, 1)
-    if query.device.type != "cpu":
-        return attend_by_groups(query, key, value, mask, call)
-    out = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=call.scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out[0].transpose(0, 1)
+    return attend_by_groups(query, key, value, mask, call)
 
 
 def attend_by_groups(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
 ) -> Tensor:
-    """Computes `attend_prompt`, without softcap, in the form of torch's kernels for GPUs.
+    """Computes `attend_prompt`, without softcap, in the form of torch's kernels.
 
     Key heads become the batch, and the query heads that share one become the heads. Keys and values are
     repeated by a stride of 0, so nothing is copied.
@@ -360,12 +373,42 @@ def attend_by_groups(
     group = heads // shared
     folded = query.view(count, shared, group, size).permute(1, 2, 0, 3)
     repeated = [tensor.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for tensor in (key, value)]
-    if mask is not None:
-        mask = mask.expand(1, heads, -1, -1)[0].view(shared, group, *mask.shape[2:])
-    out = scaled_dot_product_attention(
-        folded, repeated[0], repeated[1], attn_mask=mask, is_causal=mask is None, scale=call.scale
-    )
+    if query.device.type == "cpu" and mask is not None:
+        sinks = None if call.sinks is None else call.sinks.view(shared, group, 1)
+        out = attend_in_key_blocks(folded, repeated[0], repeated[1], mask, call.scale, sinks)
+    else:
+        if mask is not None:
+            mask = mask.expand(1, heads, -1, -1)[0].view(shared, group, *mask.shape[2:])
+        out = scaled_dot_product_attention(
+            folded, repeated[0], repeated[1], attn_mask=mask, is_causal=mask is None, scale=call.scale
+        )
     return out.permute(2, 0, 1, 3).reshape(count, heads, value.shape[2])
+
+
+def attend_in_key_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor | None
+) -> Tensor:
+    """`[a, b, rows, size]` on a CPU, where each row has the same bits whatever the others are.
+
+    Keys and values are `[a, b, columns, size]`; the mask broadcasts to `[a, b, rows, columns]`, the logits of
+    sinks to `[a, b, rows]`.
+    """
+    rows = query.shape[2]
+    if rows % QUERY_BLOCK == 1:
+        query = torch.cat((query, query[:, :, -1:]), dim=2)
+        if mask is not None and mask.shape[2] == rows:
+            mask = torch.cat((mask, mask[:, :, -1:]), dim=2)
+    if sinks is None:
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return out[:, :, :rows]
+    # Beside the output, the logarithm of each row's sum of exponentials, to which a sink adds its own.
+    log_sum: Tensor
+    out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, attn_mask=mask, scale=scale
+    )
+    weight = torch.sigmoid(log_sum[:, :, :rows] - sinks)
+    kept: Tensor = out[:, :, :rows] * weight[..., None]
+    return kept.to(out.dtype)
 
 
 def _attend_with_softcap(
