@@ -1,6 +1,7 @@
 import functools
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from itertools import groupby
@@ -27,6 +28,8 @@ pytest_plugins = [
 ]
 
 TESTS = Path(__file__).parent
+_OWN_MARKS = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)", re.MULTILINE)
+"""The first mark of all tests of a file."""
 WAITING = ("faults", "migration", "clients", "acceptance", "contract", "integration")
 """Folders whose tests wait about as long as they compute. Those with the longest files are first: no worker
 is to begin one when the others have ended."""
@@ -39,6 +42,15 @@ def pytest_configure() -> None:
     _feel_interrupts()
     settings.register_profile("suite", max_examples=example_count(100))
     settings.load_profile("suite")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import a file whose tests are all left out by their mark: some take seconds to be imported."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    left_out = set(re.findall(r"\bnot (\w+)", config.option.markexpr))
+    marks = _OWN_MARKS.findall(collection_path.read_text(encoding="utf-8"))
+    return True if left_out.intersection(marks) and " or " not in config.option.markexpr else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,6 +8,8 @@ its own with `start_server`.
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol, cast
 
 import pytest
@@ -45,7 +47,7 @@ def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator
 @pytest.fixture(scope="session")
 def demo_server(demo_database: str) -> Iterator[ServerProcess]:
     """A server with the demo model."""
-    yield from running(demo_database, {"grace_seconds": 2, "torch_threads": 2})
+    yield from _shared("demo_server", demo_database, {"grace_seconds": 2, "torch_threads": 2})
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +59,7 @@ def scripted_database(cluster: EmbeddedPostgres, template_database: str) -> Iter
 @pytest.fixture(scope="session")
 def scripted_server(scripted_database: str) -> Iterator[ServerProcess]:
     """A server whose answers are 24 tokens long and there at once."""
-    yield from running(scripted_database, SCRIPTED)
+    yield from _shared("scripted_server", scripted_database, SCRIPTED)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +71,7 @@ def paced_database(cluster: EmbeddedPostgres, template_database: str) -> Iterato
 @pytest.fixture(scope="session")
 def paced_server(paced_database: str) -> Iterator[ServerProcess]:
     """A server that gives 50 tokens a second, and whose responses live half a second without a reader."""
-    yield from running(paced_database, {"grace_seconds": 0.5, **PACED})
+    yield from _shared("paced_server", paced_database, {"grace_seconds": 0.5, **PACED})
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +84,7 @@ def keyed_database(cluster: EmbeddedPostgres, template_database: str) -> Iterato
 def keyed_server(keyed_database: str) -> Iterator[ServerProcess]:
     """As `scripted_server`, for tests that make keys, each of tenants of its own."""
     make_tenant_key(keyed_database, "nobody")
-    yield from running(keyed_database, SCRIPTED)
+    yield from _shared("keyed_server", keyed_database, SCRIPTED)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,56 @@ def running(database_url: str, settings: Mapping[str, object]) -> Iterator[Serve
     finally:
         server.stop()
     check(database_url)
+
+
+_sharers: dict[str, "_Sharer"] = {}
+"""The servers of a whole session, by their fixtures."""
+MAX_IDLE_S = 30.0
+"""An idle server takes 2 % of a core: as much in this time as its next start."""
+
+
+@dataclass
+class _Sharer:
+    server: ServerProcess
+    used_at: float
+    is_paused: bool = False
+
+    def use(self) -> None:
+        self.used_at = monotonic()
+        if self.is_paused:
+            self.is_paused = False
+            self.server.start()
+
+    def pause_if_idle(self) -> None:
+        if not self.is_paused and monotonic() - self.used_at > MAX_IDLE_S:
+            self.is_paused = True
+            self.server.ask_to_end()
+            self.server.wait()
+
+
+def _shared(fixture: str, database_url: str, settings: Mapping[str, object]) -> Iterator[ServerProcess]:
+    """As `running`; while the tests of several files do not use it, it does not run."""
+    for server in running(database_url, settings):
+        _sharers[fixture] = _Sharer(server, monotonic())
+        yield server
+        del _sharers[fixture]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for fixture, sharer in _sharers.items():
+        if fixture in cast("pytest.Function", item).fixturenames:
+            sharer.use()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between files, because a module's fixtures may know what a server has in its memory."""
+    if nextitem is None or nextitem.path == item.path:
+        return
+    for fixture, sharer in _sharers.items():
+        if fixture not in cast("pytest.Function", nextitem).fixturenames:
+            sharer.pause_if_idle()
 
 
 Connect = Callable[..., OpenAI]

@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine", "tool_servers")]
+_OURS = frozenset(OURS)
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "helpers", "common", "manager", "misc", "service"}
@@ -36,7 +38,7 @@ class _Function:
 
 @dataclass(frozen=True)
 class _Source:
-    """What the tests here ask of a file, which is parsed once."""
+    """What the tests here ask of a file, which is parsed once; `reads` of ours alone."""
 
     docstring: str | None
     functions: tuple[_Function, ...]
@@ -49,7 +51,7 @@ class _Source:
 def _source(path: Path) -> _Source:
     functions, classes, reads = [], [], set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if path in _OURS else _statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             functions.append(_Function(node.name, lines, isinstance(node, ast.AsyncFunctionDef)))
@@ -60,6 +62,14 @@ def _source(path: Path) -> _Source:
         elif isinstance(node, ast.ImportFrom):
             reads |= {alias.name for alias in node.names}
     return _Source(ast.get_docstring(tree), tuple(functions), tuple(classes), frozenset(reads))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node: a tenth of what `ast.walk` finds."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
 
 
 def test_no_file_is_longer_than_600_lines() -> None:

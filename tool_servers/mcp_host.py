@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 SESSION_HEADER = "x-session-id"
 """vLLM's header: calls with the same value share variables and files, or open pages."""
+GOES_ON_HEADER = "x-session-goes-on"
+"""Set where calls with that value were made before."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
 MAX_SESSION_NAME = 256
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -74,6 +76,11 @@ def session_name(context: Context) -> str | None:  # type: ignore[type-arg]
     if name is not None and not 0 < len(name) <= MAX_SESSION_NAME:
         raise ToolError(f"A session's name has 1 to {MAX_SESSION_NAME} characters.")
     return name
+
+
+def session_goes_on(context: Context) -> bool:  # type: ignore[type-arg]
+    request = context.request_context.request
+    return isinstance(request, Request) and GOES_ON_HEADER in request.headers
 
 
 def tenant_of(name: str | None) -> str:

@@ -31,8 +31,8 @@ KEY_BLOCK = 512
 """Keys that torch's kernel for CPUs reduces over at a time."""
 
 KEY_ALIGNMENT = 64
-"""Columns of a call on a CPU are a multiple of this. The kernel sums several columns side by side and those that
-are left one by one, so their number would change the order of the sum."""
+"""Columns of a call on a CPU are a multiple of this. The kernel sums several columns side by side and those
+that are left one by one, so their number would change the order of the sum."""
 
 QUERY_BLOCK = 32
 """The kernel takes queries in blocks of this or a multiple; its product for a single row rounds otherwise."""
@@ -163,8 +163,7 @@ class SdpaForward:
         """All requests of `rows` in one call, over the positions that at least one of them attends to."""
         window = call.window if _is_cut(call.window, rows.max_seq_len) else None
         first = 0 if window is None else max(rows.min_seq_len - window, 0)
-        first -= first % self._alignment
-        visible = rows.read(call, first)
+        visible = rows.read(call, first - first % self._alignment)
         query = call.query[rows.begin : rows.end]
         width = visible.key.shape[2]
         if call.sinks is None and visible.first == first and rows.min_seq_len == first + width:
@@ -373,12 +372,12 @@ def attend_by_groups(
     group = heads // shared
     folded = query.view(count, shared, group, size).permute(1, 2, 0, 3)
     repeated = [tensor.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for tensor in (key, value)]
+    if mask is not None:
+        mask = mask.expand(1, heads, -1, -1)[0].view(shared, group, *mask.shape[2:])
     if query.device.type == "cpu" and mask is not None:
         sinks = None if call.sinks is None else call.sinks.view(shared, group, 1)
         out = attend_in_key_blocks(folded, repeated[0], repeated[1], mask, call.scale, sinks)
     else:
-        if mask is not None:
-            mask = mask.expand(1, heads, -1, -1)[0].view(shared, group, *mask.shape[2:])
         out = scaled_dot_product_attention(
             folded, repeated[0], repeated[1], attn_mask=mask, is_causal=mask is None, scale=call.scale
         )
@@ -393,21 +392,25 @@ def attend_in_key_blocks(
     Keys and values are `[a, b, columns, size]`; the mask broadcasts to `[a, b, rows, columns]`, the logits of
     sinks to `[a, b, rows]`.
     """
-    rows = query.shape[2]
+    rows, size = query.shape[2], value.shape[3]
+    if (missing := query.shape[3] - size) != 0:  # the kernel wants one size
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        query, key = (pad(tensor, (0, max(-missing, 0))) for tensor in (query, key))
+        value = pad(value, (0, max(missing, 0)))
     if rows % QUERY_BLOCK == 1:
         query = torch.cat((query, query[:, :, -1:]), dim=2)
         if mask is not None and mask.shape[2] == rows:
             mask = torch.cat((mask, mask[:, :, -1:]), dim=2)
     if sinks is None:
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-        return out[:, :, :rows]
+        return out[:, :, :rows, :size]
     # Beside the output, the logarithm of each row's sum of exponentials, to which a sink adds its own.
     log_sum: Tensor
     out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, attn_mask=mask, scale=scale
     )
     weight = torch.sigmoid(log_sum[:, :, :rows] - sinks)
-    kept: Tensor = out[:, :, :rows] * weight[..., None]
+    kept: Tensor = out[:, :, :rows, :size] * weight[..., None]
     return kept.to(out.dtype)
 
 

@@ -3,12 +3,13 @@
 With plain weights, oneDNN repacks them in every call, which dominates products of few rows, and so decoding.
 
 In bfloat16, on a processor with AMX, a row's result has the same bits whatever rows are computed beside it.
-oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart, and
-which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of rows and
-threads, with the bits of the product of few rows, and both read the same packed weights.
+oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
+and which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
+rows and threads, with the bits of the product of few rows, and both read the same packed weights.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import thread_time
 
 import torch
@@ -29,10 +30,10 @@ PRODUCT_ROWS = 32
 """In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
 
 CONVOLVED_ROWS = (512, 256, 128, 64)
-"""Numbers of rows of a convolution. For some others oneDNN wants another layout, and repacks in every call."""
+"""Numbers of rows of a convolution. For some others oneDNN repacks the weights in every call."""
 
 MAX_SLOWNESS = 8
-"""A convolution may take this many times what products of the same rows take; one that repacks takes far more."""
+"""A convolution may take this many times what products of its rows take. One that repacks takes far more."""
 
 
 class PrepackedLinear(nn.Linear):
@@ -43,7 +44,7 @@ class PrepackedLinear(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, known: dict[tuple[int, ...], tuple[int, ...] | None]) -> None:
-        """`known` has `_convolved_rows` of layers of this model by outputs, inputs and whether there is a bias."""
+        """`known` has `_convolved_rows` by outputs, inputs and whether there is no bias; it is added to."""
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
         self.bias, weight = plain.bias, plain.weight.detach()
         self._convolved_rows: tuple[int, ...] | None = None
@@ -94,7 +95,7 @@ def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _convolve(rows: Tensor, size: int, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of the rows, padded to `size` of them, each as a point of one picture with inputs as channels."""
+    """The product of the rows, padded to `size` of them, as points of a picture whose channels are inputs."""
     count = len(rows)
     points = pad(rows, (0, 0, 0, size - count)).t()[None, :, None]
     out: Tensor = torch.ops.mkldnn._convolution_pointwise(
@@ -125,11 +126,12 @@ def _convolved_rows(packed: Tensor, bias: Tensor | None) -> tuple[int, ...] | No
     for count in (1, 2, 7, PRODUCT_ROWS):
         if not torch.equal(_multiply(hidden[:count], packed, bias), expected[:count]):
             return None
-    unit = min(_seconds(lambda: _multiply(hidden[:PRODUCT_ROWS], packed, bias)) for _ in range(3))
+    unit = min(_seconds(partial(_multiply, hidden[:PRODUCT_ROWS], packed, bias)) for _ in range(3))
     quick = []
     for size in sizes:
         allowed = MAX_SLOWNESS * unit * size / PRODUCT_ROWS
-        if any(_seconds(lambda s=size: _convolve(hidden[:s], s, packed, bias)) <= allowed for _ in range(3)):
+        part = hidden[:size]
+        if any(_seconds(partial(_convolve, part, size, packed, bias)) <= allowed for _ in range(3)):
             quick.append(size)
     return tuple(quick) if outputs < MIN_OUTPUT_RATIO * inputs else ()
 

@@ -55,7 +55,7 @@ comment on column responses.deaths is 'replicas that died while they ran it';
 comment on column responses.asked is 'the request without its input: what a run is begun again from';
 comment on column responses.choice is 'its place in the chat completion whose choice it is; null for other responses';
 comment on column responses.size is 'bytes of the row''s contents, and some for the row';
-comment on column responses.turns is 'tokens of each turn of the model; its input has the tools'' output';
+comment on column responses.turns is 'of each turn of the model: its tokens, the input''s with the tools'' output, and `dropped` items';
 comment on column responses.request_id is 'x-request-id of its create';
 comment on column responses.queue_seconds is 'from the engine''s acceptance to its first step';
 comment on column responses.prefill_seconds is 'from its first step to its first token';

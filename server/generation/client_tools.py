@@ -89,6 +89,12 @@ CLIENT_TOOLS = {
     ),
 }
 """The functions that stand for the tools in a prompt, by the tools' types, which are their names."""
+_UNREADABLE: dict[str, ShellAction | LocalShellAction | PatchOperation] = {
+    "shell": ShellAction(commands=[]),
+    "local_shell": LocalShellAction(command=[]),
+    "apply_patch": PatchOperation("update_file", "", ""),
+}
+"""What a call has in the place of arguments that cannot be read."""
 
 
 def prompt_tool(tool: ClientTool) -> PromptTool:
@@ -109,32 +115,20 @@ def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, argum
         fields["commands"] = [command]
     if isinstance(command := fields.get("command"), str):
         fields["command"] = ["bash", "-lc", command]
+    said = _UNREADABLE[name]
     try:
-        match name:
-            case "shell":
-                return ShellCall(item_id, status, call_id, _read(fields, ShellAction), {"type": "local"})
-            case "local_shell":
-                return LocalShellCall(item_id, status, call_id, _read(fields, LocalShellAction))
-        return ApplyPatchCall(item_id, status, call_id, _operation(fields))
+        said = decode_as(msgspec.json.encode(fields), type(said))
+        if isinstance(said, PatchOperation) and said.type != "delete_file" and not isinstance(said.diff, str):
+            raise msgspec.ValidationError("no diff")
     except (msgspec.ValidationError, DecodeFailure):
-        status = "in_progress" if status == "in_progress" else "incomplete"
-    match name:
-        case "shell":
-            return ShellCall(item_id, status, call_id, ShellAction(commands=[]), {"type": "local"})
-        case "local_shell":
-            return LocalShellCall(item_id, status, call_id, LocalShellAction(command=[]))
-    return ApplyPatchCall(item_id, status, call_id, PatchOperation("update_file", "", ""))
-
-
-def _operation(fields: dict[str, Any]) -> PatchOperation:
-    operation: PatchOperation = _read(fields, PatchOperation)
-    if operation.type != "delete_file" and not isinstance(operation.diff, str):
-        raise msgspec.ValidationError("no diff")
-    return operation
-
-
-def _read(fields: dict[str, Any], kind: type[Any]) -> Any:
-    return decode_as(msgspec.json.encode(fields), kind)
+        said, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
+    match said:
+        case ShellAction():
+            return ShellCall(item_id, status, call_id, said, {"type": "local"})
+        case LocalShellAction():
+            return LocalShellCall(item_id, status, call_id, said)
+        case PatchOperation():
+            return ApplyPatchCall(item_id, status, call_id, said)
 
 
 def client_prefix(name: str) -> str:

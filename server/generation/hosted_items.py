@@ -68,6 +68,15 @@ def started_item(kind: type[HostedCall], item_id: str, container: str, call: Mcp
     return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
+def used_container(output: Sequence[Item]) -> bool:
+    """Whether a call of a response with this output has run in a container."""
+    return any(
+        isinstance(item, ShellCallOutput)
+        or (isinstance(item, CodeInterpreterCall) and item.status == "completed")
+        for item in output
+    )
+
+
 def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
     match item:
         case McpCall():

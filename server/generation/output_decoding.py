@@ -77,6 +77,8 @@ class DecodingSpec:
     """The reasoning is repeated as its own summary."""
     hosted: HostedTools = HostedTools()
     compaction: CompactionSpec | None = None
+    dropped_items: int = 0
+    """Of the turn's prompt, which is without so many of the oldest items."""
 
 
 Decoded = list[tuple[Delta, Sequence[Logprob]]]

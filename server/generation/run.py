@@ -99,6 +99,7 @@ class Run:
     def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
         self._decoder = OutputDecoder(decoding)
         self._prompt_tokens = prompt_tokens
+        self._dropped_items = decoding.dropped_items
         self._compaction = decoding.compaction
         self._summary_text: list[str] = []
         """The summary that the model writes in a turn of a compaction."""
@@ -316,7 +317,13 @@ class Run:
             before = self._turn_usages[-1]
             tools = max(0, prompt - before.input - before.output)
         self._turn_usages.append(
-            TurnUsage(prompt, min(usage.cached, prompt), usage.output + self._resumed_tokens, tools)
+            TurnUsage(
+                prompt,
+                min(usage.cached, prompt),
+                usage.output + self._resumed_tokens,
+                tools,
+                self._dropped_items,
+            )
         )
         self._reasoning_tokens += self._decoder.reasoning_tokens
         self._resumed_tokens = 0

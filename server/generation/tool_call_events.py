@@ -235,26 +235,22 @@ class ToolCallEvents:
         index = len(self._output)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
         self._calls[index] = call
-        if label == TOOL_SEARCH and self._hosted.search is not None:
-            item_id, call_id = self._id(ToolSearchCall), ids.call_id(self._response, index)
-            search = ToolSearchCall(item_id, "in_progress", {}, self._hosted.search, call_id)
-            self._output.append(search)
-            return [self._event(wire.OutputItemAdded, index, search)]
-        listed = self._hosted.by_label.get(label)
+        listed, call_id = self._hosted.by_label.get(label), ids.call_id(self._response, index)
         container = f"cntr_{(listed and listed.container) or self._response.hex}"
-        if listed is not None and listed.call_type == "shell":
-            item_id, call_id = self._id(ShellCall), ids.call_id(self._response, index)
-            environment = {"type": "container_reference", "container_id": container}
-            shell = ShellCall(item_id, "in_progress", call_id, ShellAction(commands=[]), environment)
-            self._output.append(shell)
-            return [self._event(wire.OutputItemAdded, index, shell)]
-        events = self._events(label)
-        item = started_item(events.item, self._id(events.item), container, call)
+        item: HostedCall
+        if label == TOOL_SEARCH and self._hosted.search is not None:
+            item = ToolSearchCall(self._id(ToolSearchCall), "in_progress", {}, self._hosted.search, call_id)
+        elif listed is not None and listed.call_type == "shell":
+            place = {"type": "container_reference", "container_id": container}
+            item = ShellCall(self._id(ShellCall), "in_progress", call_id, ShellAction(commands=[]), place)
+        else:
+            kind = self._events(label).item
+            item = started_item(kind, self._id(kind), container, call)
         self._output.append(item)
-        return [
-            self._event(wire.OutputItemAdded, index, item),
-            self._event(events.in_progress, item.id, index),
-        ]
+        added = self._event(wire.OutputItemAdded, index, item)
+        if isinstance(item, AnsweredByItem):
+            return [added]
+        return [added, self._event(self._events(label).in_progress, item.id, index)]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
         index = len(self._output) - 1

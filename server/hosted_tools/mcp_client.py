@@ -22,7 +22,12 @@ from server.errors import ApiError
 from server.generation.hosted_items import source_urls
 from server.generation.hosted_tools_of_response import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
-from server.hosted_tools.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
+from server.hosted_tools.registered_servers import (
+    COMMAND,
+    GOES_ON_HEADER,
+    SESSION_HEADER,
+    RegisteredServers,
+)
 from server.hosted_tools.tool_lists import ToolList, ToolListCache, ToolListKey, usable_tools
 from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import (
@@ -178,17 +183,19 @@ class McpServers:
         trace_parent: str | None = None,
     ) -> mcp_session.ServerLocation:
         """The server's URL and headers, or its command; with a session id if registered. Raises Refused."""
-        trace = {} if trace_parent is None else {"traceparent": trace_parent}
+        more = {} if trace_parent is None else {"traceparent": trace_parent}
         if credentials.url is not None:
             self.check(credentials.url)
-            return mcp_session.Remote(credentials.url, {**credentials.headers, **trace}, self._allowed)
+            return mcp_session.Remote(credentials.url, {**credentials.headers, **more}, self._allowed)
         location = self.registered.locations[label]
         if location.startswith(COMMAND):
             return mcp_session.LocalProcess(shlex.split(location.removeprefix(COMMAND)))
+        if response is not None and credentials.session is not None:
+            more[GOES_ON_HEADER] = "true"
         headers = self.registered.headers(
             label, credentials.headers, tenant, (credentials.session or response.hex) if response else None
         )
-        return mcp_session.Remote(location, {**headers, **trace}, allow_host_of(location))
+        return mcp_session.Remote(location, {**headers, **more}, allow_host_of(location))
 
     def _share_key(self, label: str, credentials: McpCredentials) -> str:
         """The server's name in limits: the label of a registered one, else host and port."""

@@ -13,6 +13,8 @@ from server.sealing.cipher import Seal
 COMMAND = "stdio:"
 SESSION_HEADER = "x-session-id"
 """vLLM's header: a server with state between calls keeps it by this id."""
+GOES_ON_HEADER = "x-session-goes-on"
+"""Says that the conversation has made calls in the session: if it is new, the runner tells the model."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
 EVERYBODY = "*"
 KEY = "key:"

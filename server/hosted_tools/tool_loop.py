@@ -16,6 +16,7 @@ from uuid import UUID
 
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
+from server.generation.hosted_items import used_container
 from server.generation.hosted_tools_of_response import DueCall, PendingToolWork, ToolResult
 from server.generation.run import Run, RunFacts
 from server.hosted_tools.mcp_client import McpServers, failed_result
@@ -115,8 +116,9 @@ class ToolLoop:
             turns = None if self._closed else self._turn_builders.get(response)
         if turns is None:
             return
+        goes_on = used_container(tool_work.output)
         for due in tool_work.calls:
-            begin_call: Callable[[], None] = partial(self._begin_call, turns, due)
+            begin_call: Callable[[], None] = partial(self._begin_call, turns, due, goes_on=goes_on)
             if is_retry and not due.repeatable:
                 stopped = ToolCallFinished(response, due.index, failed_result(STOPPED))
                 begin_call = partial(self._deliver, [stopped])
@@ -184,8 +186,10 @@ class ToolLoop:
             log.exception("a search for tools of %s broke", fields["response_id"], extra=fields)
         self._deliver([ToolCallFinished(turns.response, due.index, result)])
 
-    def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
-        """Begins a call; its result is delivered later. Never waits."""
+    def _begin_call(self, turns: TurnBuilder, due: DueCall, *, goes_on: bool) -> None:
+        """Begins a call; its result is delivered later. Never waits. The session `goes_on` if the response
+        has made calls in it.
+        """
         call, began = due.call, monotonic()
         span: Span | None = None
 
@@ -202,6 +206,8 @@ class ToolLoop:
             return
         try:
             access = turns.credentials_for(call.server_label)
+            if goes_on and access.session is None:
+                access = replace(access, session=turns.response.hex)
             span = self._traces.begin_tool(turns.response, call.server_label, call.name)
             future = self.servers.start_call(
                 call.server_label,

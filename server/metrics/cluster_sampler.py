@@ -103,6 +103,9 @@ def _overview_families(overview: ClusterOverview) -> Iterator[Family]:
     yield gauge("holdfast_oldest_queued_seconds", says, overview.oldest_queued_seconds)
     says = "Responses with a completion window of 2h or 8h that wait until a replica has nothing else to do."
     yield gauge("holdfast_responses_waiting_for_idle", says, overview.waiting_for_idle)
+    says = "Until the first window of those ends, below 0 if it has ended; absent where none waits."
+    left = [] if overview.first_window_left is None else [((), overview.first_window_left)]
+    yield gauges("holdfast_first_window_left_seconds", says, (), left)
     yield gauges(
         "holdfast_replicas",
         "Replicas: those alive, and those that were within the last day, by state and role.",

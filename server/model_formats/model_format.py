@@ -92,6 +92,8 @@ class Prompt:
     images: tuple[PromptImage, ...] = ()
     opens_reasoning: bool = False
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
+    continues_reasoning: bool = False
+    """The prompt ends in the midst of the reasoning, whose next white space counts."""
     grammar: StructuredOutput | None = None
     tools: Sequence[PromptTool] = ()
     """The callable tools, by which the parser distinguishes calls from text that looks like one."""

@@ -28,6 +28,8 @@ class ReasoningFormat:
     """Tags that a grammar allows around the answer: before it, after it, and behind that without calls."""
     repeated: bool = False
     """Reasoning may come again within the answer."""
+    trims_answer: bool = False
+    """White space before the answer is dropped, as prompts end within the line that begins it."""
 
     def with_signs(self, markup: Markup) -> "ReasoningFormat":
         def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,84 +46,48 @@ class ReasoningFormat:
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",), template_marks=(("<think>",), ("</think>",)))
 REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
-    ReasoningFormat(
-        "gemma",
-        ("<|channel>thought\n", "<|channel>thought"),
-        ("<channel|>",),
-        ("<|channel>", "<channel|>"),
-        template_marks=(("<|channel>",),),
-        repeated=True,
-    ),
-    ReasoningFormat(
-        "cohere",
-        ("<|START_THINKING|>",),
-        ("<|END_THINKING|>",),
-        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-    ),
+    ReasoningFormat("gemma", ("<|channel>thought\n", "<|channel>thought"), ("<channel|>",),
+        ("<|channel>", "<channel|>"), template_marks=(("<|channel>",),), repeated=True),
+    ReasoningFormat("cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
     ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",), ("</mm:think>",)),
-    ReasoningFormat(
-        "kimi_k3",
-        ("<|open|>think<|sep|>",),
+    ReasoningFormat("kimi_k3", ("<|open|>think<|sep|>",),
         ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         template_marks=(("<|open|>", "<|sep|>", "think"),),
-        answer_frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    ),
-    ReasoningFormat(
-        "muse_glimmer",
-        ("to=self<|message|>", " to=self<|message|>"),
+        answer_frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
+    ReasoningFormat("muse_glimmer", ("to=self<|message|>", " to=self<|message|>"),
         ("<|eom|><|start|>assistant", "<|eom|>"),
         ("to=user<|message|>", " to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
         template_marks=(("to=self", "<atem:"),),
-        answer_frame=(" to=user<|message|>", "<|eom|><|start|>assistant", ""),
-        repeated=True,
-    ),
-    ReasoningFormat(
-        "hy_v3",
-        ("<think:opensource>",),
-        ("</think:opensource>",),
-        template_marks=(("<think{}>",), ("<think:opensource>",)),
-    ),
+        answer_frame=(" to=user<|message|>", "<|eom|><|start|>assistant", ""), repeated=True),
+    ReasoningFormat("llm_jp", ("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant", "<|end|>"),
+        ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>"),
+        template_marks=(("<|start|>assistant", "<|channel|>analysis"),),
+        answer_frame=("<|channel|>final<|message|>", "<|end|><|start|>assistant", ""), repeated=True),
+    ReasoningFormat("hyperclovax", ("/think\n",), ("<|im_end|>\n<|im_start|>assistant",),
+        template_marks=(("assistant/think", "tool/function_call"),), trims_answer=True),
+    ReasoningFormat("openpangu", ("[unused16]",), ("[unused17]",)),
+    ReasoningFormat("hy_v3", ("<think:opensource>",), ("</think:opensource>",),
+        template_marks=(("<think{}>",), ("<think:opensource>",))),
     ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
-    ReasoningFormat(
-        "apriel",
-        ("Here are my reasoning steps:",),
-        ("[BEGIN FINAL RESPONSE]",),
-        ("[END FINAL RESPONSE]",),
-        template_marks=(("[BEGIN FINAL RESPONSE]",),),
-    ),
-    ReasoningFormat(
-        "solar",
-        ("<|think|>",),
-        ("<|end|>",),
+    ReasoningFormat("apriel", ("Here are my reasoning steps:",), ("[BEGIN FINAL RESPONSE]",),
+        ("[END FINAL RESPONSE]",), template_marks=(("[BEGIN FINAL RESPONSE]",),)),
+    ReasoningFormat("solar", ("<|think|>",), ("<|end|>",),
         ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
-        template_marks=(("<|begin|>assistant", "<|think|>"),),
-    ),
+        template_marks=(("<|begin|>assistant", "<|think|>"),)),
     ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",)),
     ReasoningFormat("seed", ("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",)),
-    ReasoningFormat(
-        "granite",
-        ("Here is my thought process:", "Here's my thought process:"),
-        ("Here is my response:", "Here's my response:"),
-        template_marks=(
-            ("Here's my thought process",),
-            ("Here is my thought process",),
-            ("Here are my thoughts",),
-        ),
-    ),
-    ReasoningFormat(
-        "granite_tags",
-        ("<think>",),
-        ("</think>",),
-        ("<response>", "</response>"),
-        template_marks=(("<think></think>", "<response></response>"), ("<think>", "<response>\\n")),
-    ),
-    ReasoningFormat(
-        "hunyuan", ("<think>",), ("</think>",), ("<answer>", "</answer>"), (("<think>", "<answer>"),)
-    ),
+    ReasoningFormat("granite", ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"), template_marks=(("Here's my thought process",),
+        ("Here is my thought process",), ("Here are my thoughts",))),
+    ReasoningFormat("granite_tags", ("<think>",), ("</think>",), ("<response>", "</response>"),
+        template_marks=(("<think></think>", "<response></response>"), ("<think>", "<response>\\n"))),
+    ReasoningFormat("hunyuan", ("<think>",), ("</think>",), ("<answer>", "</answer>"),
+        (("<think>", "<answer>"),)),
     THINK,
-)
+)  # fmt: skip
 """In order of detection; the first match wins."""
 
 
@@ -147,9 +113,15 @@ class ThoughtReader:
         reasoning: TextEmitter,
         calls: ToolCallFormat | None = None,
         tools: ToolIndex = ToolIndex(()),  # noqa: B008 - is never changed
+        *,
+        opened: bool = False,
+        begun: bool = False,
     ) -> None:
-        """`calls` is None where the reasoning has none; those of `tools` count."""
+        """`calls` is None where the reasoning has none; those of `tools` count. The prompt may have `opened`
+        the reasoning, or end in its midst if that has `begun`.
+        """
         self.reasoning_format = reasoning_format
+        self._opened, self._begun = opened, begun
         self._scanner = scanner
         self._reasoning = reasoning
         self._calls = calls
@@ -159,19 +131,25 @@ class ThoughtReader:
         self._openers = calls.openers if calls else ()
         self._stops = StopTexts([*reasoning_format.end_tags, *self._openers])
 
-    def read_first(self, answer: TextEmitter, *, opened: bool) -> Reader[None]:
+    def read_first(self, answer: TextEmitter) -> Reader[None]:
         """Reads the reasoning, if any, up to the beginning of the answer."""
-        self._scanner.in_reasoning = opened
+        if self._begun:
+            yield from self.read(answer, begun=True)
+            return
+        self._scanner.in_reasoning = self._opened
         yield from self._scanner.copy_run(SPACE, answer.add)
         tag = yield from self._scanner.accept(*self.reasoning_format.start_tags)
-        if tag or opened:
+        if tag or self._opened:
             yield from self.read(answer)
+        elif self.reasoning_format.trims_answer:
+            answer.restart()
 
-    def read(self, answer: TextEmitter) -> Reader[None]:
-        """Reads reasoning after its start tag, up to what ends it."""
+    def read(self, answer: TextEmitter, *, begun: bool = False) -> Reader[None]:
+        """Reads reasoning after its start tag, or in its midst if it has `begun`, up to what ends it."""
         scanner = self._scanner
         answer.restart()
-        self._reasoning.restart()
+        if not begun:
+            self._reasoning.restart()
         scanner.in_reasoning = True
         while True:
             stop = yield from scanner.copy_until(self._stops, self._reasoning.add)

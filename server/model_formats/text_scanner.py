@@ -288,20 +288,13 @@ class Scanner:
 class TextEmitter:
     """Appends the scanner's text to its deltas, as answer or as reasoning."""
 
-    def __init__(
-        self,
-        scanner: Scanner,
-        kind: _Kind,
-        clean: Callable[[str], str],
-        *,
-        strips: bool = False,
-    ) -> None:
-        """`clean` removes signs of special tokens; `strips` drops leading white space."""
+    def __init__(self, scanner: Scanner, kind: _Kind, clean: Callable[[str], str]) -> None:
+        """`clean` removes signs of special tokens."""
         self._scanner = scanner
         self._kind = kind
         self._clean = clean
         self.buffers_space = True
-        self._strips = strips
+        self._strips = False
         self._space: list[str] = []
         self._since = 0
         """Offset of the buffered white space."""

@@ -152,6 +152,7 @@ def decoding_spec(
         )
         if resolved.tools
         else _NO_HOSTED_TOOLS,
+        dropped_items=prompt.dropped_items,
     )
 
 

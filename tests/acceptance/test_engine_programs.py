@@ -38,7 +38,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(start_server: StartServer) -> ServerProcess:
-    return start_server(module=["server"], engine="vllm", engine_args="--seed 7")
+    return start_server(engine="vllm", engine_args="--seed 7")
 
 
 def engines_of(pid: int) -> list[int]:
@@ -104,7 +104,7 @@ def test_a_response_goes_on_when_the_server_was_killed_and_its_engine_ended_with
 
 def test_an_engine_that_does_not_start_is_told_of_with_its_last_words(start_server: StartServer) -> None:
     with pytest.raises(AssertionError, match="unrecognized arguments: --nonsense"):
-        start_server(module=["server"], engine="vllm", engine_args="--nonsense")
+        start_server(engine="vllm", engine_args="--nonsense")
 
 
 def test_a_url_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

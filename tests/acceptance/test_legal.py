@@ -74,12 +74,14 @@ class Subject:
     ],
 )
 def subject(
-    request: pytest.FixtureRequest, cluster: EmbeddedPostgres, template_database: str
+    request: pytest.FixtureRequest,
+    cluster: EmbeddedPostgres,
+    template_database: str,
+    demo_server: ServerProcess,
 ) -> Iterator[Subject]:
     name = request.param
     if name == "demo":
-        server = request.getfixturevalue("demo_server")
-        with OpenAI(base_url=server.api, api_key="none", max_retries=0, timeout=300) as client:
+        with OpenAI(base_url=demo_server.api, api_key="none", max_retries=0, timeout=300) as client:
             yield Subject(name, "holdfast-demo", client)
         return
     folder = tiny_gpt_oss() if name == "gpt_oss" else random_model(name)

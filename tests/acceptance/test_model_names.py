@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from server.configuration.shipped_files import demo_model_folder
 from tests.fix_server import StartServer
 from tests.support.fake_hub import COMMIT, FakeHub
 from tests.support.gguf_file import gguf_bytes
-from tests.support.server_process import command, environment
+from tests.support.server_process import environment, run_command, run_module
 
 DEMO = {file.name: file.read_bytes() for file in sorted(demo_model_folder().iterdir())}
 NOT_NEEDED = {"README.md": b"# Demo", "original/model.safetensors": b"0", "consolidated.safetensors": b"0"}
@@ -64,23 +62,9 @@ def answer(start_server: StartServer, *words: str, **settings: object) -> str:
 
 
 def said_of(*names: str) -> list[str]:
-    """The folder that each name is found in, or the sentence with which it is refused; in a new process,
-    because the hub's client reads its variables when it is imported.
-    """
-    program = """
-import sys
-from pathlib import Path
-from server.configuration.settings import Config
-from server.errors import ConfigError
-from server.process.model.find_model import with_model
-for name in sys.argv[1:]:
-    try:
-        print(with_model(Config(model=Path(name)), lambda line: None).model)
-    except ConfigError as error:
-        print(error)
-"""
-    words = [sys.executable, "-c", program, *names]
-    ended = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=True)
+    """The folder that each name is found in, or the sentence with which it is refused."""
+    ended = run_module(["tests.support.find_models", *names], environment(None, {}))
+    assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
 
@@ -89,7 +73,8 @@ def test_an_id_is_downloaded_once_and_served_under_its_name(start_server: StartS
         said = answer(start_server, "acme/demo", module=["server"])
         assert said == "acme/demo: Nice to meet you, Bartholomew."
         assert sorted(name for name, _ in hub.downloads) == sorted(DEMO)
-    assert answer(start_server, "acme/demo", module=["server"]) == said  # there is no hub any more
+    server = start_server("acme/demo")  # there is no hub any more
+    assert [model.id for model in OpenAI(base_url=server.api, api_key="none").models.list()] == ["acme/demo"]
 
 
 def test_a_folder_of_that_name_comes_first(
@@ -159,13 +144,12 @@ def test_a_disk_without_room_is_found_before_the_download(monkeypatch: pytest.Mo
 
 
 def test_models_of_the_cache_are_listed_with_their_engines(hub: FakeHub) -> None:
-    words = command("models", "--json")
-    empty = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=True)
+    empty = run_command("models", "--json")
     assert empty.stdout == ""
     assert "holdfast serve OWNER/NAME" in empty.stderr
     with hub:
         said_of("acme/demo", "acme/demo-GGUF:q8_0", "acme/embedder", "acme/lora")
-    listed = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=True)
+    listed = run_command("models", "--json")
     models = {model["model"]: model for model in map(json.loads, listed.stdout.splitlines())}
     assert {name: model["engine"] for name, model in models.items()} == {
         "acme/demo": "model",
@@ -181,8 +165,7 @@ def test_models_of_the_cache_are_listed_with_their_engines(hub: FakeHub) -> None
 
 def test_a_command_without_a_model_of_that_name_ends_with_one_sentence(hub: FakeHub) -> None:
     with hub:
-        words = command("serve", "acme/nothing")
-        ended = subprocess.run(words, env=environment(None, {}), capture_output=True, text=True, check=False)
+        ended = run_command("serve", "acme/nothing")
     assert ended.returncode == 1
     assert ended.stderr.startswith("holdfast: acme/nothing is neither")
     assert "Traceback" not in ended.stderr

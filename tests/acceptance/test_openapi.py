@@ -222,6 +222,9 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
         httpx.post(url, json=spare, headers=guarded.headers)
         examples *= 4  # of which few are of this tenant and without control characters
 
+    if operation.label.startswith("POST") and operation.path.endswith("/webhook_endpoints"):
+        examples *= 2  # of which few have a URL that may be called
+
     @settings(
         max_examples=examples,
         deadline=None,
@@ -242,7 +245,7 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
 
 @pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says(guarded: Guarded) -> None:
-    answered = explore(guarded, 8, GenerationMode.POSITIVE)
+    answered = explore(guarded, 6, GenerationMode.POSITIVE)
     failed = {label for label, statuses in answered.items() if 200 not in statuses}
     assert {label for label in failed if not label.endswith(NEED_A_RECEIVER)} == set()
 

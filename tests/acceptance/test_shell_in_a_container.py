@@ -21,6 +21,7 @@ from tests.support.fake_mcp import FakeMcp
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import Frame, create, replay
 
+OUTPUTS: Any = "code_interpreter_call.outputs"
 SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
 COMMANDS = ["echo 42", "cat nothing"]
 ANSWERS = json.dumps(
@@ -124,6 +125,8 @@ def test_a_conversation_stays_in_its_container_and_others_have_their_own(
     session, *others = container.sessions()
     assert others[:3] == [session] * 3
     assert others[3] not in (session, None)
+    of_calls = [headers for method, headers in container.headers if method == "tools/call"]
+    assert ["x-session-goes-on" in headers for headers in of_calls] == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -246,3 +249,48 @@ def test_files_of_one_response_are_there_in_the_next(start_server: StartServer, 
     assert (read.stdout, read.outcome.to_dict()) == ("seven", {"type": "exit", "exit_code": 1})
     assert "No such file" in read.stderr
     assert left.outcome.to_dict() == {"type": "exit", "exit_code": 7}
+
+
+CODE: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
+GONE = "This container is new: the earlier one, with its files and variables, is gone."
+
+
+@pytest.mark.parametrize(
+    ("tool", "write", "read"),
+    [
+        (
+            SHELL,
+            tool_call("container__shell", commands=["touch a.txt", "echo begun"]),
+            tool_call("container__shell", commands=["ls a.txt", "echo seen"]),
+        ),
+        (
+            CODE,
+            tool_call("python__python", code="print('begun'); open('a.txt', 'w').close()"),
+            tool_call("python__python", code="import os; print(os.listdir(), 'seen')"),
+        ),
+    ],
+    ids=["shell", "code"],
+)
+def test_a_conversation_whose_container_is_gone_is_told_so_once(
+    start_server: StartServer, connect: Connect, tool: Any, write: str, read: str
+) -> None:
+    answers = [("Look again", read), (GONE, "It is gone."), ("seen", "Seen."), ("Look", read)]
+    answers += [("begun", "Begun."), ("Write", write)]
+    with running_runner("--sessions", "1") as runner:
+        url = f"http://127.0.0.1:{runner.port}/mcp"
+        tools = f"container={url},python={url}"
+        client = connect(start_server(scripted_answers=json.dumps(answers), tool_server=tools))
+
+        def asks(text: str, before: str | None = None) -> tuple[str, str, str]:
+            told = client.responses.create(
+                model=MODEL, input=text, tools=[tool], previous_response_id=before, include=[OUTPUTS]
+            )
+            outputs = [item.to_json() for item in told.output if item.type != "message"]
+            return told.id, " ".join(outputs), told.output_text
+
+        first, wrote, said = asks("Write")
+        assert (GONE in wrote, said) == (False, "Begun.")
+        assert GONE not in asks("Write")[1], "another conversation's, which takes the place of the first"
+        second, looked, said = asks("Look", first)
+        assert (looked.count(GONE), said) == (1, "It is gone.")
+        assert GONE not in asks("Look", second)[1]

@@ -16,6 +16,7 @@ from typing import Any
 from openai import OpenAI
 from playwright.sync_api import Page, sync_playwright
 
+from tests.support.fake_mcp import running_fakes
 from tests.support.server_process import MODEL, NEW_PROCESS, ServerProcess, run_command
 
 CHROMIUM = os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -40,6 +41,8 @@ WEATHER: dict[str, Any] = {
     },
     "strict": True,
 }
+NOTES = {"type": "mcp", "server_label": "notes", "require_approval": "always"}
+"""Its calls wait for an approval."""
 
 
 def make_history(api: str, keys: dict[str, str]) -> str:
@@ -59,8 +62,9 @@ def make_history(api: str, keys: dict[str, str]) -> str:
                     )
                     previous = made.id
             shown = previous or shown
-            weather: Any = {"tools": [WEATHER], "tool_choice": "required"}
-            client.responses.create(model=MODEL, input="Weather in Oslo?", **weather)
+            for tools in ([WEATHER], [NOTES]):
+                called: Any = {"tools": tools, "tool_choice": "required"}
+                client.responses.create(model=MODEL, input="Weather in Oslo?", **called)
             client.responses.create(model=MODEL, input="Count to 90.", max_output_tokens=20)
             client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "Hello!"}], store=True
@@ -80,6 +84,7 @@ def pages(response: str, own: str, tenant: str) -> dict[str, str]:
         "usage": "/console/usage?by=tenant",
         "tenants": "/console/tenants",
         "tenant": f"/console/tenants/{tenant}",
+        "approvals": "/console/approvals",
         "trail": "/console/trail",
         "sql": "/console/sql",
         "playground": f"/console/playground?response={own}",
@@ -114,8 +119,9 @@ def take(page: Page, address: str, path: Path) -> None:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="holdfast-console-") as data:
-        server = ServerProcess(settings={"data_dir": data}, module=NEW_PROCESS)
+    with tempfile.TemporaryDirectory(prefix="holdfast-console-") as data, running_fakes(1) as (notes,):
+        settings = {"data_dir": data, "tool_server": f"notes={notes.url}"}
+        server = ServerProcess(settings=settings, module=NEW_PROCESS)
         try:
             server.start()
             keys = {name: _make_key(data, name) for name in ("acme", "globex")}

@@ -2,20 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.support.eventually import eventually
 from tests.support.fake_vllm_faults import GENERATE
+from tests.support.fork_server import Process, fork_server
 from tests.support.server_process import free_port
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 class EngineServerProcess:
@@ -26,7 +22,7 @@ class EngineServerProcess:
         self.url = f"http://{host}:{self.port}"
         self._control = f"http://127.0.0.1:{free_port()}"
         self._options = {"host": host, **options}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._http = httpx.Client(timeout=30)
 
     def start(self) -> None:
@@ -34,12 +30,11 @@ class EngineServerProcess:
         assert self._process is None
         words = [f"--{name.replace('_', '-')}={value}" for name, value in self._options.items()]
         ports = [f"--port={self.port}", f"--control-port={self._control.rpartition(':')[2]}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.engine_server", *ports, *words],
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        with open(os.devnull, "r+b") as nothing:
+            streams = (nothing.fileno(), nothing.fileno(), 2)
+            self._process = fork_server.fork(
+                ["tests.support.engine_server", *ports, *words], os.environ, streams
+            )
         eventually(self._is_up, within=60)
 
     def kill(self) -> None:

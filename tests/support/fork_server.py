@@ -40,6 +40,9 @@ SERVER_MODULES = (
     "server.process.model.scripted_model",
     "engine.scripted_engine",
     "anyio._backends._asyncio",
+    "tests.support.fake_vllm_connection",
+    "tests.support.fake_vllm_faults",
+    "tests.support.warm_caches",
 )
 """Everything but the engine of a model, and what the servers of tools need."""
 MODEL_MODULES = (
@@ -50,7 +53,9 @@ MODEL_MODULES = (
     "engine.model.lora_layers",
     "engine.runner.model_runner",
     "engine.runner.cuda_graphs",
+    "tests.support.warm_transformers",
 )
+SETTLED = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
 REQUEST_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
 
@@ -77,9 +82,15 @@ class ForkServer:
         preloaded: Sequence[str],
         python: str = sys.executable,
         environment: Mapping[str, str] = MappingProxyType({}),
+        folder: Path = REPOSITORY,
+        base: "ForkServer | None" = None,
     ) -> None:
-        """All processes have imported those modules, with this interpreter and these variables set."""
+        """All processes have imported those modules, with this interpreter and these variables set, in
+        `folder`, whose packages come before the repository's. The server itself is forked from `base`.
+        """
+        self._base = base
         self._preloaded, self._python, self._environment = preloaded, python, environment
+        self._folder = folder
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._owner = 0
@@ -106,12 +117,40 @@ class ForkServer:
     def _ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         with self._lock:
             if self._control is None or self._owner != os.getpid():
-                control = _start(self._preloaded, self._python, self._environment)
+                control = self._start()
                 self._control, self._owner = control, os.getpid()
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             answer = self._control.recv(64)
         assert answer, "the fork server ended"
         return int(answer)
+
+    def _start(self) -> socket.socket:
+        """A new fork server's control socket; the fork server ends when the socket is closed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for side in (ours, theirs):
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
+        words = ["tests.support.fork_server", str(theirs.fileno()), *self._preloaded]
+        environment = {**os.environ, **SETTLED, "PYTHONPATH": str(REPOSITORY), **self._environment}
+        with theirs, open(os.devnull, "rb") as nothing:
+            if self._base is not None:
+                streams = (nothing.fileno(), 1, 2)
+                process: Process = self._base.fork(words, environment, streams, [theirs.fileno()])
+            else:
+                process = subprocess.Popen(
+                    [self._python, "-m", *words],
+                    pass_fds=[theirs.fileno()],
+                    cwd=self._folder,
+                    stdin=nothing,
+                    start_new_session=True,
+                    env=environment,
+                )
+
+        def end() -> None:
+            ours.close()
+            process.wait()
+
+        atexit.register(end)
+        return ours
 
 
 class ForkedProcess:
@@ -156,31 +195,8 @@ class ForkedProcess:
 
 
 fork_server = ForkServer(SERVER_MODULES)
-model_fork_server = ForkServer(MODEL_MODULES)
+model_fork_server = ForkServer(MODEL_MODULES, base=fork_server)
 """For servers with a model, whose imports take three times as long again."""
-
-
-def _start(preloaded: Sequence[str], python: str, environment: Mapping[str, str]) -> socket.socket:
-    """A new fork server's control socket; the fork server ends when the socket is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for side in (ours, theirs):
-        side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
-    with theirs:
-        process = subprocess.Popen(
-            [python, "-m", "tests.support.fork_server", str(theirs.fileno()), *preloaded],
-            pass_fds=[theirs.fileno()],
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **environment},
-        )
-
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    atexit.register(end)
-    return ours
 
 
 def main(control: socket.socket, preloaded: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""The tables of public chat templates in docs/models.md: `python -m tests.support.public_templates`.
+"""The tables of public chat templates in docs/models.md and docs/guides.md, written by
+`python -m tests.support.public_templates`.
 
 The templates are those of llama.cpp, of vLLM and of transformers' tests, where they have been fetched. No
 weights are needed: each template gets a tokenizer whose special tokens are the marks that it writes.
@@ -30,7 +31,17 @@ from server.model_formats.model_format import (
 from server.model_formats.reasoning import REASONING_FORMATS
 from server.model_formats.select_format import load_model_format
 from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS
-from server.protocol.responses.items import FunctionCall, InputText, Item, Message
+from server.protocol.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
+from server.protocol.responses.request import ReasoningContext
 from server.protocol.responses.tools import ToolChoice
 from tests.peers import sources
 from tests.support.documents import between
@@ -38,12 +49,14 @@ from tests.support.server_process import REPOSITORY
 from tests.support.walks import ENDS, walk
 
 PAGE = REPOSITORY / "docs" / "models.md"
+GUIDE = REPOSITORY / "docs" / "guides.md"
 LLAMA = REPOSITORY / ".llama" / "source" / "llama.cpp" / "models" / "templates"
 END = "<|im_end|>"
 _MARK = re.compile(
     r"<[|｜][^|｜<>\n' ]{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\]<\]minimax\[>\["
     r"|\[/?(?:TOOL_CALLS|THINK|ARGS|CALL_ID|INST|AVAILABLE_TOOLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT)\]"
 )
+_THOUGHT = Reasoning("rs_1", "completed", [], [ReasoningText("xthoughtx")])
 _USER = Message("msg_1", "completed", "user", [InputText("Say")])
 _TOOLS = [
     PromptTool(
@@ -114,10 +127,7 @@ HEAD = (
 def row_of(name: str, template: str, where: Path) -> Row:
     """The row of one template; `where` is an empty folder."""
     folder = folder_with(template, where)
-    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
-    assert end is not None
-    model_format = load_model_format(folder, frozenset({end}))
-    assert isinstance(model_format, ChatTemplateFormat)
+    model_format = format_at(folder)
     unread = contradictions(model_format)
     known = model_format.call_format is not None and "calls" not in unread
     garbled = [part for part in unread if part != "calls"]
@@ -132,6 +142,14 @@ def row_of(name: str, template: str, where: Path) -> Row:
         ", ".join(model_format.effort_values) or "-",
         "not served" if garbled else "served" if known else "text only",
     )
+
+
+def format_at(folder: Path) -> ChatTemplateFormat:
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(END)
+    assert end is not None
+    model_format = load_model_format(folder, frozenset({end}))
+    assert isinstance(model_format, ChatTemplateFormat)
+    return model_format
 
 
 def _yes(holds: bool) -> str:
@@ -226,6 +244,37 @@ def table(templates: Mapping[str, str]) -> str:
     return HEAD + "".join(f"{row}\n" for row in rows(templates))
 
 
+def reasoning_table(templates: Mapping[str, str]) -> str:
+    """The templates that write reasoning, by what they write of earlier turns, in Markdown."""
+    ways: dict[tuple[str, str], list[str]] = {}
+    for name, template in sorted(templates.items()):
+        with tempfile.TemporaryDirectory() as where:
+            model_format = format_at(folder_with(template, Path(where)))
+            if model_format.reasoning_name:
+                ways.setdefault(_written_reasoning(model_format), []).append(f"`{name}`")
+    lines = [f"| {', '.join(names)} | {' | '.join(way)} |\n" for way, names in sorted(ways.items())]
+    return "| templates | of themselves | `all_turns` |\n| --- | --- | --- |\n" + "".join(lines)
+
+
+def _written_reasoning(model_format: ChatTemplateFormat) -> tuple[str, str]:
+    """Which turns' reasoning is written of itself, and with `all_turns`."""
+    call = FunctionCall("fc_1", "completed", "call_1", "get_time", '{"city": "Paris"}')
+    turn: list[Item] = [_THOUGHT, call, FunctionCallOutput("fco_1", "completed", "call_1", "Noon")]
+    ends: list[Item] = [Message("msg_2", "completed", "assistant", [OutputText("Noon")]), _USER]
+
+    def writes(items: list[Item], context: ReasoningContext = "auto") -> bool:
+        conversation = PromptConversation(
+            items=[_USER, *items], tools=_TOOLS, reasoning_context=context, reasoning_effort="high"
+        )
+        return "xthoughtx" in model_format.spell(model_format.write(conversation).token_ids)
+
+    own = "all turns" if writes([*turn, *ends]) else "the current turn" if writes(turn) else "none"
+    try:
+        return own, "works" if writes([*turn, *ends], "all_turns") else "nothing"
+    except PromptError:
+        return own, "400"
+
+
 def main() -> None:
     collections = {
         "llama.cpp's collection": llama_templates(),
@@ -233,6 +282,8 @@ def main() -> None:
         "transformers' tests": transformers_templates(),
     }
     tables = [f"{title}:\n\n{table(templates)}" for title, templates in collections.items()]
+    remembered = reasoning_table(llama_templates())
+    GUIDE.write_text(between(GUIDE.read_text(), "reasoning of templates", remembered))
     PAGE.write_text(between(PAGE.read_text(), "templates", "\n".join(tables)))
 
 

@@ -3,14 +3,17 @@
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
-from tests.support.server_process import REPOSITORY, environment
+from tests.support.fork_server import ForkServer
+from tests.support.server_process import REPOSITORY, environment, run_module
 
 LATER = Path(__file__).parent / "later_migrations"
 LATER_REVISIONS = ("9001", "9002")
 PATIENCE_S = 1800.0
 """For a command: an audit of 100,000 responses takes minutes, where others use the machine, more of them."""
+COMMAND_MODULES = ("server.cli.entry_point", "server.cli.database", "server.cli.keys", "server.cli.db.schema")
 PARTS = ("server", "engine", "migrations", "demo")
 
 
@@ -51,6 +54,10 @@ def start_command(folder: Path, url: str, *arguments: str) -> "subprocess.Popen[
 
 def run_release(folder: Path, url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Runs a release's `holdfast` with these arguments to its end."""
-    with start_command(folder, url, *arguments) as process:
-        output, errors = process.communicate(timeout=PATIENCE_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    words = ["server", *arguments]
+    return run_module(words, environment(url, {}), forked_from=_fork_server(folder), patience=PATIENCE_S)
+
+
+@cache
+def _fork_server(folder: Path) -> ForkServer:
+    return ForkServer(COMMAND_MODULES, folder=folder)

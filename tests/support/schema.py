@@ -1,5 +1,7 @@
 """The schema of a database: all of it, and its columns beside those that the code declares."""
 
+import re
+
 import psycopg
 from sqlalchemy.dialects import postgresql
 
@@ -23,14 +25,17 @@ _COLUMNS = """
     where c.relnamespace = current_schema()::regnamespace and c.relkind in ('r', 'p')
         and not c.relispartition and a.attnum > 0 and not a.attisdropped and c.relname <> 'alembic_version'
 """
+_DAY = re.compile(r"(?<=_p)\d{10}|(?<=_before_)\d{8}")
+"""In the name of a partition."""
 Column = tuple[object, ...]
 """Table, name, type, whether it may be null, its place in the primary key."""
 
 
 def schema(url: str) -> list[tuple[object, ...]]:
-    """Columns, indexes and constraints."""
+    """Columns, indexes and constraints; partitions without their days, as midnight may come in between."""
     with psycopg.connect(url) as connection:
-        return connection.execute(_EVERYTHING).fetchall()
+        rows = connection.execute(_EVERYTHING).fetchall()
+    return sorted((tuple(_DAY.sub("DAY", cell) if cell else cell for cell in row) for row in rows), key=repr)
 
 
 def unlike_the_code(url: str) -> set[Column]:

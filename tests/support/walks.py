@@ -28,7 +28,7 @@ ENDS: tuple[str, ...] = (
     "\n</invoke>",
 )
 ENDS += ("</｜DSML｜parameter>", "</arg_value>")
-_OWNENDS = ("</steptml:parameter>", "</atem:parameter>")
+_OWNENDS = ("</steptml:parameter>", "</atem:parameter>", "</｜GCML｜parameter>")
 _CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
 
 

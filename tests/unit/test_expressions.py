@@ -76,7 +76,7 @@ REACH = {
     "server/model_formats/harmony/harmony_parser.py:_GLUED": OUTPUT,
     "server/model_formats/harmony/harmony_parser.py:_NAMESPACED": OUTPUT,
     "server/model_formats/tool_calls/xml_calls.py:_DIGIT": OUTPUT,
-    "server/model_formats/tool_calls/nested_calls.py:_KEY": OUTPUT,
+    "server/model_formats/tool_calls/xml_calls.py:_IN_NESTED_TAG": OUTPUT,
     "server/model_formats/tool_calls/xml_calls.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/json_reader.py:NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_reader.py:_CONTROL": OUTPUT,

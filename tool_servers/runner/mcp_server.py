@@ -1,5 +1,7 @@
 """The runner as an MCP server over streamable HTTP: `python`, `shell`, and `exec` of gpt-oss's label."""
 
+import json
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -9,12 +11,13 @@ from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
 
-from tool_servers.mcp_host import new_server, session_name
+from tool_servers.mcp_host import new_server, session_goes_on, session_name
 from tool_servers.runner.sandbox import HOME, CannotRun, Piece, SandboxLimits, ShellCommand, ShellScript
 from tool_servers.runner.sessions import Busy, SandboxSessions
 
 MAX_COMMANDS = 32
 """Of one call."""
+FILES_GONE = "[This container is new: the earlier one, with its files and variables, is gone.]"
 
 
 def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) -> FastMCP:
@@ -24,7 +27,8 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
     about = "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
 
     async def run_piece(context: Context, piece: Piece) -> str:  # type: ignore[type-arg]
-        run = partial(run_in_session, sessions, session_name(context), piece)
+        name, goes_on = session_name(context), session_goes_on(context)
+        run = partial(run_in_session, sessions, name, piece, goes_on=goes_on)
         return await anyio.to_thread.run_sync(run, limiter=threads)
 
     async def python(
@@ -77,15 +81,30 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
     return server
 
 
-def run_in_session(sessions: SandboxSessions, name: str | None, piece: Piece) -> str:
-    """The text that the model is told. Raises ToolError when nothing was run."""
+def run_in_session(
+    sessions: SandboxSessions, name: str | None, piece: Piece, *, goes_on: bool = False
+) -> str:
+    """The text that the model is told. Where the caller `goes_on` with a session, it says if that is new.
+
+    Raises ToolError when nothing was run.
+    """
     try:
         ran = sessions.run(name, piece)
     except Busy:
         raise ToolError("All sandboxes are at work; try again later.") from None
     except CannotRun as error:
         raise ToolError(str(error)) from None
+    output = with_note(ran.output, piece) if ran.is_first and goes_on else ran.output
     if ran.ended is None:
-        return ran.output
+        return output
     gone = f"[{ran.ended} Its variables and files are gone.]"
-    return f"{ran.output.rstrip()}\n{gone}" if ran.output else gone
+    return f"{output.rstrip()}\n{gone}" if output else gone
+
+
+def with_note(output: str, piece: Piece) -> str:
+    """The output after FILES_GONE, which of commands the first one's `stderr` begins with."""
+    if isinstance(piece, ShellScript):
+        with suppress(ValueError):
+            first, *others = json.loads(output)
+            return json.dumps([{**first, "stderr": f"{FILES_GONE}\n{first['stderr']}"}, *others])
+    return f"{FILES_GONE}\n{output}"

@@ -99,6 +99,8 @@ class RunResult:
     output: str
     ended: str | None = None
     """The reason why the sandbox has ended, as a sentence; None if it can run more."""
+    is_first: bool = False
+    """Nothing has run in the sandbox before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from tool_servers.mcp_host import tenant_of
@@ -66,12 +67,13 @@ class SandboxSessions:
         session = self._enter(key, tenant_of(name))
         with session.lock:
             try:
+                is_first = session.sandbox is None
                 if session.sandbox is None:
                     session.sandbox = self._start()
                 ran = session.sandbox.run(piece)
                 if ran.ended is not None:
                     session.sandbox = None
-                return ran
+                return replace(ran, is_first=is_first)
             finally:
                 self._leave(key, session, keep=name is not None)
 

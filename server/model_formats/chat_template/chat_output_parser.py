@@ -4,7 +4,7 @@ A special token that is markup becomes one character of the text, its sign; see 
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -36,6 +36,7 @@ class ChatParser:
         stop_ids: frozenset[int],
         *,
         opens_reasoning: bool,
+        continues_reasoning: bool = False,
         must_call: bool = False,
     ) -> None:
         self.reasoning_tokens = 0
@@ -49,9 +50,16 @@ class ChatParser:
         self._count = 0
         self._scanner = Scanner()
         self._has_unread = False
-        self._reader = _read(
-            self._scanner, markup, reasoning_format, calls, tools, opened=opens_reasoning, must_call=must_call
-        )
+        thoughts = None
+        if reasoning_format is not None:
+            within = calls if calls and tools and calls.in_reasoning else None
+            reasoning = TextEmitter(self._scanner, "reasoning", markup.clean)
+            how = {"opened": opens_reasoning, "begun": continues_reasoning}
+            thoughts = ThoughtReader(self._scanner, reasoning_format, reasoning, within, tools, **how)
+        emitter = ToolCallEmitter(self._scanner, tools)
+        answer = TextEmitter(self._scanner, "answer", markup.clean)
+        must_call = must_call and bool(calls)
+        self._reader = read_answer(self._scanner, calls, emitter, answer, thoughts, must_call=must_call)
         next(self._reader, None)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -138,27 +146,6 @@ class ChatParser:
                 self._append(rest)
 
 
-def _read(
-    scanner: Scanner,
-    markup: Markup,
-    reasoning_format: ReasoningFormat | None,
-    calls: ToolCallFormat | None,
-    tools: ToolIndex,
-    *,
-    opened: bool,
-    must_call: bool,
-) -> Iterator[None]:
-    answer = TextEmitter(scanner, "answer", markup.clean)
-    thoughts: ThoughtReader | None = None
-    if reasoning_format is not None:
-        reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
-        within = calls if calls and tools and calls.in_reasoning else None
-        thoughts = ThoughtReader(scanner, reasoning_format, reasoning, within, tools)
-        yield from thoughts.read_first(answer, opened=opened)
-    emitter = ToolCallEmitter(scanner, tools)
-    yield from read_answer(scanner, calls, emitter, answer, thoughts, must_call=must_call and bool(calls))
-
-
 def read_answer(
     scanner: Scanner,
     calls: ToolCallFormat | None,
@@ -168,7 +155,9 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls, and reasoning again; with `must_call`, half a call at the end is no text."""
+    """Reads reasoning, text and calls; with `must_call`, half a call at the end is no text."""
+    if thoughts:
+        yield from thoughts.read_first(answer)
     answer.buffers_space = calls is not None
     form = thoughts.reasoning_format if thoughts else None
     dropped = form.answer_tags if form else ()

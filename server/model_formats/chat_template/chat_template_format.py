@@ -1,22 +1,26 @@
 """The model format of every model with a Hugging Face chat template, whatever its family."""
 
 import copy
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from itertools import islice
 from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputGrammar, ReasoningStart
 from server.model_formats.chat_template.chat_output_parser import ChatParser
-from server.model_formats.chat_template.effort_variables import EffortVariables, thinks
 from server.model_formats.chat_template.template import PLAIN_STOPS, ChatTemplate
 from server.model_formats.chat_template.template_messages import describe_tools, thought_of, write_messages
-from server.model_formats.chat_template.template_probe import ALL_REASONING, TemplateCapabilities
+from server.model_formats.chat_template.template_probe import (
+    ALL_REASONING,
+    EffortVariables,
+    TemplateCapabilities,
+    thinks,
+)
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
@@ -70,10 +74,13 @@ class ChatTemplateFormat:
         form = detect_reasoning_format(template.source)
         self._reasoning_format = form.with_signs(self._markup) if form else None
         self._openings = tuple(tag.rstrip() for tag in form.start_tags) if form else ()
-        self._closings = tuple(tag.rstrip() for tag in form.end_tags) if form else ()
-        """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
+        ends = form.end_tags if form else ()
+        self._closings = tuple(tag.rstrip() for tag in ends if not tag.endswith("assistant"))
+        """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it. Those that
+        begin the assistant's next message, too, say nothing: every prompt ends so.
+        """
         self.reasoning_name = form.name if form else None
-        self.reasoning_tags = (self._openings[0], self._closings[0]) if form else ()
+        self.reasoning_tags = (self._openings[0], ends[0].rstrip()) if form else ()
         """The first tags around the reasoning; none for models that do not reason."""
         shown = (f"{tag}{line}" for tag in self._openings for line in ("\n", "\\n"))
         self._after_opening = "\n" if any(text in template.source for text in shown) else ""
@@ -168,6 +175,7 @@ class ChatTemplateFormat:
             stop_ids=self._stop_ids,
             stop_strings=PLAIN_STOPS if self.is_plain else (),
             opens_reasoning=thinking == "open",
+            continues_reasoning=bool(thought),
             grammar=grammar,
             tools=tuple(callable_.tools.values()),
             must_call=choice.mode == "required",
@@ -253,6 +261,7 @@ class ChatTemplateFormat:
             tools,
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
+            continues_reasoning=prompt.continues_reasoning,
             must_call=prompt.must_call,
         )
 
@@ -316,7 +325,7 @@ class ChatTemplateFormat:
                 raise PromptError(f"{name[:100]!r} cannot be told to a chat template; {known}.", param)
             if not isinstance(value, str | int | float | bool | None) and name not in read:
                 raise PromptError(f"{name} must be text, a number, true, false or null.", param)
-            if _is_larger(value, _MAX_KWARG):
+            if len(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) > _MAX_KWARG:
                 raise PromptError(f"{name} may have {_MAX_KWARG} characters.", param)
         return dict(variables)
 
@@ -369,19 +378,3 @@ def _can_continue(messages: Sequence[dict[str, Any]]) -> bool:
     last = messages[-1] if messages else {"role": "", "content": ""}
     text = last["content"]
     return last["role"] == "assistant" and bool(text.strip() if isinstance(text, str) else text)
-
-
-def _is_larger(value: Any, limit: int) -> bool:
-    """Whether a JSON value has more characters in its texts and names, and values, than the limit."""
-    size, values = 0, [value]
-    while values and size <= limit:
-        match values.pop():
-            case str(text):
-                size += len(text)
-            case list(inner):
-                size += len(inner)
-                values += inner[:limit]
-            case dict(inner):
-                size += len(inner)
-                values += [text for pair in islice(inner.items(), limit) for text in pair]
-    return size > limit

@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -87,12 +88,13 @@ class ChatTemplate:
         self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
 
     def _read(self, sources: Mapping[str, str]) -> None:
-        self._templates = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
-        trees = [_ENVIRONMENT.parse(source) for source in sources.values()]
-        self.variables = frozenset(chain.from_iterable(map(_inputs_of, trees))) - _ENVIRONMENT.globals.keys()
+        compiled = {name: _compiled(source) for name, source in sources.items()}
+        self._templates = {name: template for name, (template, _, _) in compiled.items()}
+        inputs = chain.from_iterable(names for _, names, _ in compiled.values())
+        self.variables = frozenset(inputs) - _ENVIRONMENT.globals.keys()
         """The variables that the templates read from outside."""
         self.source = "\0".join(sources.values())
-        literals = "\0".join(map(_literals_of, trees))
+        literals = "\0".join(texts for _, _, texts in compiled.values())
         controls = _control_tokens(self.tokenizer, literals)
         self._control_start = _start_of_any([*controls, self.image_placeholder or ""])
 
@@ -327,6 +329,13 @@ def _tojson(
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> tuple[Template, set[str], str]:
+    """A template, `_inputs_of` it and `_literals_of` it."""
+    tree = _ENVIRONMENT.parse(source)
+    return _ENVIRONMENT.from_string(source), _inputs_of(tree), _literals_of(tree)
 
 
 def _inputs_of(tree: nodes.Template) -> set[str]:

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from server.model_formats.harmony import vocabulary
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.harmony_grammar import make_grammar
 from server.model_formats.harmony.harmony_parser import HarmonyParser, read_messages
@@ -21,17 +22,6 @@ from server.model_formats.harmony.tools import (
     read_builtin,
     recipient,
     tools_by_namespace,
-)
-from server.model_formats.harmony.vocabulary import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    START,
-    STOPS,
-    VocabularyPlaces,
-    find_vocabulary,
 )
 from server.model_formats.model_format import (
     Messages,
@@ -90,9 +80,9 @@ class HarmonyFormat:
     today: Callable[[], date] = lambda: datetime.now(UTC).date()
 
     @classmethod
-    def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyFormat":
+    def load(cls, folder: Path, places: vocabulary.VocabularyPlaces) -> "HarmonyFormat":
         """Raises FileNotFoundError or ValueError without a vocabulary."""
-        return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
+        return cls(HarmonyEncoding(vocabulary.find_vocabulary(folder, places), places.user_folder))
 
     def write(self, conversation: PromptConversation) -> Prompt:
         """The prompt; chat_template_kwargs may have `builtin_tools` (browser, python), `model_identity`."""
@@ -126,10 +116,10 @@ class HarmonyFormat:
             if conversation.max_tokens is not None and len(tokens) > conversation.max_tokens:
                 raise PromptTooLong(conversation.max_tokens)
         if conversation.add_generation_prompt and not conversation.continue_final_message:
-            tokens += (START, *self.encoding.word("assistant"))
+            tokens += (vocabulary.START, *self.encoding.word("assistant"))
         return Prompt(
             token_ids=tuple(tokens),
-            stop_ids=STOPS,
+            stop_ids=vocabulary.STOPS,
             grammar=make_grammar(conversation, builtin),
             tools=conversation.tools,
             must_call=conversation.tool_choice.mode == "required",
@@ -150,7 +140,9 @@ class HarmonyFormat:
 
     @property
     def reasoning_marks(self) -> ReasoningMarks:
-        return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
+        return ReasoningMarks(
+            (vocabulary.CHANNEL, *self.encoding.word("analysis"), vocabulary.MESSAGE), (vocabulary.END,)
+        )
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
         return read_messages(token_ids, self.encoding.tokens)
@@ -161,19 +153,19 @@ class HarmonyFormat:
     def _encode_message(self, message: PromptMessage, limit: int | None = None) -> list[int]:
         """A message's tokens, equal to openai-harmony's rendering."""
         word = self.encoding.word
-        tokens = [START, *word(clean(message.author))]
+        tokens = [vocabulary.START, *word(clean(message.author))]
         if message.recipient:
             tokens += word(clean(f" to={message.recipient}"))
         if message.channel:
-            tokens += (CHANNEL, *word(message.channel))
+            tokens += (vocabulary.CHANNEL, *word(message.channel))
         if message.content_type == "json":
-            tokens += (*word(" "), CONSTRAIN, *word("json"))
+            tokens += (*word(" "), vocabulary.CONSTRAIN, *word("json"))
         elif message.content_type:
             tokens += word(f" {message.content_type}")
-        tokens += (MESSAGE, *self.encoding.encode(message.text, limit))
+        tokens += (vocabulary.MESSAGE, *self.encoding.encode(message.text, limit))
         if not message.unfinished:
             calls = message.author == "assistant" and message.recipient
-            tokens.append(CALL if calls else END)
+            tokens.append(vocabulary.CALL if calls else vocabulary.END)
         return tokens
 
 
@@ -214,6 +206,9 @@ def prompt_messages(
     items: Sequence[Item], *, continues: bool, all_reasoning: bool = False
 ) -> Iterator[PromptMessage]:
     """The messages. Raises PromptError for an output without its call, or if no message can be continued."""
+    match items[-2:]:
+        case [Reasoning(), Message(role="assistant") as last] if continues and not plain_text(last.content):
+            items = items[:-1]
     answered = -1 if all_reasoning else _last_answer(items[:-1] if continues else items)
     callees: dict[str, str] = {}
     for index, item in enumerate(items):
@@ -221,16 +216,18 @@ def prompt_messages(
             case Message():
                 yield _message(item, items, index, open=continues and index == len(items) - 1)
             case Reasoning(content=list() as content) if index > answered and content:
-                yield PromptMessage(
-                    author="assistant", channel="analysis", text="\n".join(part.text for part in content)
-                )
+                text, open_ = "\n".join(part.text for part in content), continues and index == len(items) - 1
+                yield PromptMessage(author="assistant", channel="analysis", text=text, unfinished=open_)
             case FunctionCall() | CustomToolCall():
                 callees[item.call_id] = recipient(item.name, item.namespace or None)
                 yield _call(item, callees[item.call_id])
             case FunctionCallOutput() | CustomToolCallOutput():
                 yield _output(item.output, item.call_id or "", callees)
-    if continues and not (items and isinstance(items[-1], Message) and items[-1].role == "assistant"):
-        raise PromptError("Only a last message of the assistant's can be continued.")
+    match items[-1:]:
+        case [Reasoning(content=[_, *_]) | Message(role="assistant")]:
+            return
+    if continues:
+        raise PromptError("Only a last message of the assistant's, or reasoning, can be continued.")
 
 
 def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> PromptMessage:  # noqa: A002

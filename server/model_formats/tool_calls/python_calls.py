@@ -9,20 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from server.model_formats.model_format import PromptError, PromptTool
-from server.model_formats.output_grammar.argument_schemas import (
-    SchemaBudget,
-    additional_of,
-    allows_additional,
-    definition_of,
-    mapping,
-    objects_of,
-    properties_of,
-    repeated,
-    required_of,
-    schema_of,
-    subschema,
-    types_of,
-)
+from server.model_formats.output_grammar import argument_schemas as schemas
 from server.model_formats.output_grammar.grammar_builder import GrammarBuilder, free_input
 from server.model_formats.output_grammar.unquoted_strings import strings_of
 from server.model_formats.text_scanner import Reader, Scanner, TextSink, stop_at
@@ -92,7 +79,7 @@ class PythonCalls(ToolCallFormat):
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
-        arguments = _members_grammar(lark, schema_of(tool), "=", ", ", lark.json, strict=tool.strict)
+        arguments = _members_grammar(lark, schemas.schema_of(tool), "=", ", ", lark.json, strict=tool.strict)
         return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
@@ -234,12 +221,12 @@ def _members_grammar(
     strict: bool,
 ) -> str:
     """The expression of an object's members, with `value` of a schema; if `strict`, required ones."""
-    properties = properties_of(schema)
-    if not properties and allows_additional(schema):
-        pair = f"{lark.name()} {lark.literal(assign)} {value(additional_of(schema))}"
-        more = f"({pair} ({lark.literal(comma)} {pair}){repeated(schema, after_first=True)})"
+    properties = schemas.properties_of(schema)
+    if not properties and schemas.allows_additional(schema):
+        pair = f"{lark.name()} {lark.literal(assign)} {value(schemas.additional_of(schema))}"
+        more = f"({pair} ({lark.literal(comma)} {pair}){schemas.repeated(schema, after_first=True)})"
         return lark.shared_rule("others", more + ("" if schema.get("minProperties") else "?"))
-    required = required_of(schema) if strict else frozenset()
+    required = schemas.required_of(schema) if strict else frozenset()
     pairs = [
         (f"{lark.literal(key + assign)} {value(inner)}", key in required) for key, inner in properties.items()
     ]
@@ -321,7 +308,7 @@ class QuotedObjects(ToolCallFormat):
         if tool.kind == "custom" and (custom := free_input(tool)):
             quote = lark.literal(self.quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
-        arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))
+        arguments = self._object_grammar(lark, schemas.schema_of(tool), 0, schemas.SchemaBudget(MAX_SCHEMAS))
         return f"{lark.literal(name)} {arguments}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
@@ -329,12 +316,15 @@ class QuotedObjects(ToolCallFormat):
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
     def _object_grammar(
-        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
+        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: schemas.SchemaBudget
     ) -> str:
         def value(inner: Mapping[str, Any]) -> str:
             return self._grammar(lark, inner, depth + 1, budget)
 
-        ways = [_members_grammar(lark, inner, ":", ",", value, strict=True) for inner in objects_of(schema)]
+        ways = [
+            _members_grammar(lark, inner, ":", ",", value, strict=True)
+            for inner in schemas.objects_of(schema)
+        ]
         return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
 
     def _grammar(
@@ -342,13 +332,13 @@ class QuotedObjects(ToolCallFormat):
         lark: GrammarBuilder,
         schema: Mapping[str, Any],
         depth: int,
-        budget: SchemaBudget,
+        budget: schemas.SchemaBudget,
         joined: int = 0,
     ) -> str:
         """The expression of values, `joined` alternatives deep; too deep ones are null."""
         if not budget.spend(1) or joined > _MAX_JOINED:
             raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
-        schema = definition_of(schema)
+        schema = schemas.definition_of(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
             return f"({' | '.join(lark.literal(self._written(value)) for value in values)})"
@@ -359,19 +349,22 @@ class QuotedObjects(ToolCallFormat):
                 each = [{**own, **branch} for branch in branches if isinstance(branch, Mapping)]
                 ways = [self._grammar(lark, branch, depth, budget, joined + 1) for branch in each]
                 return f"({' | '.join(ways)})"
-        types = types_of(schema) or {"string", "number", "boolean", "null"}
+        types = schemas.types_of(schema) or {"string", "number", "boolean", "null"}
         return f"({' | '.join(self._of_type(lark, name, schema, depth, budget) for name in sorted(types))})"
 
     def _of_type(
-        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
+        self,
+        lark: GrammarBuilder,
+        type_: str,
+        schema: Mapping[str, Any],
+        depth: int,
+        budget: schemas.SchemaBudget,
     ) -> str:
         match type_:
-            case "string":
-                strings = strings_of({**schema, "type": "string"})
-                assert strings is not None  # enumerations were handled above
+            case "string" if (strings := strings_of({**schema, "type": "string"})) is not None:
                 return f"{lark.literal(self.quote)} {lark.terminated_string(strings, self.quote, self.quote)}"
             case "array" if depth < _MAX_DEPTH // 4:
-                items = subschema(schema, mapping(schema, "items"))
+                items = schemas.subschema(schema, schemas.mapping(schema, "items"))
                 return self._list_grammar(schema, self._grammar(lark, items, depth + 1, budget))
             case "object" if depth < _MAX_DEPTH // 4:
                 return self._object_grammar(lark, schema, depth, budget)

@@ -72,12 +72,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TurnUsage(NamedTuple):
-    """Token counts of one model turn; `tool_output` is included in `input`."""
+    """Counts of one model turn: tokens, of which `tool_output` is included in `input`, and dropped items."""
 
     input: int
     cached: int
     output: int
     tool_output: int = 0
+    dropped: int = 0
+    """How many of the oldest items its prompt left out, by `truncation`."""
 
 
 def make_usage(
@@ -94,7 +96,7 @@ def with_turn_usage(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
     """The usage with vLLM's lists of counts per turn."""
     input_details, output_details = whole.input_tokens_details, whole.output_tokens_details
     turns = turns or [TurnUsage(whole.input_tokens, input_details.cached_tokens, whole.output_tokens)]
-    of_input, of_cached, of_output, of_tools = (list(counts) for counts in zip(*turns, strict=True))
+    of_input, of_cached, of_output, of_tools, _ = (list(counts) for counts in zip(*turns, strict=True))
     return msgspec.structs.replace(
         whole,
         input_tokens_details=msgspec.structs.replace(
@@ -264,7 +266,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     ignored_tools: list[str] | UnsetType = UNSET
     """Types of the request's tools that are not served here, and that the model does not have."""
     dropped_items: int | UnsetType = UNSET
-    """How many of the oldest items the prompt of the first turn left out, by `truncation`."""
+    """How many of the oldest items the prompts left out, by `truncation`: the most of any turn, and until the
+    end that of the first."""
     cancel_reason: CancelReason | UnsetType = UNSET
     """Why it was cancelled; only a cancelled response has it."""
     input_messages: list[ModelMessage] | UnsetType = UNSET
@@ -324,8 +327,9 @@ def build_response(
 ) -> Response:
     """The response as clients get it. Pass `ending` for one that has ended."""
     completed = ending is not None and ending.status == "completed"
+    dropped = max((turn.dropped for turn in ending.turns), default=0) if ending else 0
     return Response(
-        **msgspec.structs.asdict(echo),
+        **{**msgspec.structs.asdict(echo), "dropped_items": dropped or echo.dropped_items},
         id=response_id(response),
         created_at=int(created_at.timestamp()),
         status=status,

@@ -213,14 +213,13 @@ def request_cancel_of_key(connection: Connection, key_id: str) -> int:
     return connection.execute(_CANCEL_OF_KEY, {"key": key_id, "reason": "key_ended"}).rowcount
 
 
+WINDOW_LEFT = f"""created_at - clock_timestamp() + case priority {
+    " ".join(f"when {priority} then interval '{window}'" for priority, window in COMPLETION_WINDOWS.values())
+} end"""
+"""The time until a response's completion window ends; null without one."""
 _END_WINDOWS = text(
     _REQUEST_CANCEL.format(
-        which="cancel_requested_at is null and priority >= :idle and ("
-        + " or ".join(
-            f"priority = {priority} and created_at < clock_timestamp() - interval '{window}'"
-            for priority, window in COMPLETION_WINDOWS.values()
-        )
-        + ")"
+        which=f"cancel_requested_at is null and priority >= :idle and {WINDOW_LEFT} < interval '0'"
     )
 )
 

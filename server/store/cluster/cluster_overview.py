@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 
 from engine.request import IDLE_PRIORITY
+from server.store.cluster.claims import WINDOW_LEFT
 from server.store.database import clock
 from server.store.keyset_page import rows_after
 from server.store.schema.partition_removal import row_by_row
@@ -21,12 +22,13 @@ _UNFINISHED = text(f"""
     select status, background, count(*),
            cast(extract(epoch from clock_timestamp() - min(queued_at)
                 filter (where replica_id is null and priority < {IDLE_PRIORITY})) as float8),
-           count(*) filter (where replica_id is null and priority >= {IDLE_PRIORITY})
+           count(*) filter (where replica_id is null and priority >= {IDLE_PRIORITY}),
+           cast(extract(epoch from min({WINDOW_LEFT}) filter (where replica_id is null)) as float8)
     from (
-        (select status, background, replica_id, queued_at, priority from responses
+        (select status, background, replica_id, queued_at, priority, created_at from responses
          where replica_id is null and status in ('queued', 'in_progress') limit :most)
         union all
-        (select status, background, replica_id, queued_at, priority from responses
+        (select status, background, replica_id, queued_at, priority, created_at from responses
          where status = 'in_progress' and replica_id is not null limit :most)
     ) as unfinished
     group by status, background
@@ -56,6 +58,8 @@ class ClusterOverview:
     """The longest wait of a response without a completion window that no replica runs; 0 without any."""
     waiting_for_idle: int
     """Responses with a completion window that no replica runs."""
+    first_window_left: float | None
+    """Seconds until the first of their windows ends; None without any."""
     replicas: Mapping[tuple[str, str], int]
     """Replicas that are alive or whose last heartbeat is of the last day, by state and role."""
     purge_lag_seconds: float
@@ -80,8 +84,9 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(
         unfinished={(status, background): count for status, background, count, *_ in unfinished},
-        oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited, _ in unfinished), default=0.0),
-        waiting_for_idle=sum(idle for *_, idle in unfinished),
+        oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited, *_ in unfinished), default=0.0),
+        waiting_for_idle=sum(idle for *_, idle, _ in unfinished),
+        first_window_left=min((left for *_, left in unfinished if left is not None), default=None),
         replicas=replicas,
         purge_lag_seconds=max(0.0, *overdue),
         connections=int(connections or 0),

@@ -19,14 +19,16 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg.conninfo import make_conninfo
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import psycopg
 
 log = logging.getLogger("holdfast.heartbeat")
 MAX_STALL_SECONDS = 60.0
@@ -34,6 +36,8 @@ MAX_STALL_SECONDS = 60.0
 _MAX_SILENCE_SECONDS = 2.0
 _RESTART_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
+_IMPORT_AFTER_SECONDS = 10.0
+"""The import of psycopg takes as long as a third of the server's own start, beside which it is not done."""
 WRITE_TIMEOUT_SECONDS = 6.0
 """Seconds for one heartbeat, including the connection."""
 _WRITE_HEARTBEAT = """
@@ -115,8 +119,10 @@ class StandbyHeartbeat:
         os.write(self.process.stdin.fileno(), sign)
 
 
-def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
+def make_standby(url: str, replica: "UUID", lease_seconds: float) -> StandbyHeartbeat:
     """The standby of this process. It starts writing after a third of the lease, 2 s at most."""
+    from psycopg.conninfo import make_conninfo
+
     from server.store.cluster.leases import heartbeat_interval
     from server.store.timeout_connection import with_network_timeouts
 
@@ -154,6 +160,8 @@ class _HeartbeatWriter:
 
     def write(self) -> bool:
         """Tries to write a heartbeat; False if the replica is no longer alive."""
+        import psycopg
+
         signal.setitimer(signal.ITIMER_REAL, WRITE_TIMEOUT_SECONDS)
         try:
             if self._connection is None:
@@ -191,7 +199,8 @@ def main() -> int:
         return 0
     settings = StandbySettings(**json.loads(line))
     writer = _HeartbeatWriter(settings)
-    heard_at, wait = monotonic(), settings.silence
+    started_at = heard_at = monotonic()
+    wait = settings.silence
     while True:
         ready, _, _ = select.select([pipe], [], [], wait)
         if ready:
@@ -199,6 +208,8 @@ def main() -> int:
                 return 0
             heard_at, wait = monotonic(), settings.silence
             writer.close()
+            if heard_at - started_at > _IMPORT_AFTER_SECONDS:
+                import_module("psycopg")
             continue
         wait = settings.every
         if monotonic() - heard_at > settings.longest_stall:

@@ -1,11 +1,13 @@
 """The cluster's present work: replicas, the oldest running responses, the queue. All by partial indexes."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
 from engine.request import IDLE_PRIORITY
+from server.store.cluster.claims import WINDOW_LEFT
 from server.store.console.time_limit import limit_time
 
 MAX_REPLICAS: Final = 50
@@ -50,10 +52,10 @@ _QUEUED = text(f"""
 _COUNTS = text(f"""
     select (select count(*) from (
         select from responses where replica_id is not null and status = 'in_progress' limit {MAX_COUNTED}
-    ) as running), count(*), count(*) filter (where priority >= {IDLE_PRIORITY})
+    ) as running), count(*), count(*) filter (where priority >= {IDLE_PRIORITY}), min({WINDOW_LEFT})
     from (
-        select priority from responses where replica_id is null and status in ('queued', 'in_progress')
-        limit {MAX_COUNTED}
+        select priority, created_at from responses
+        where replica_id is null and status in ('queued', 'in_progress') limit {MAX_COUNTED}
     ) as queued
 """)
 
@@ -71,6 +73,8 @@ class Cluster(NamedTuple):
     queued_count: int
     idle_count: int
     """Those of the queue that wait for idle capacity, in a completion window."""
+    first_window_left: timedelta | None
+    """Until the first of their windows ends."""
 
 
 def read_cluster(connection: Connection) -> Cluster:

@@ -27,7 +27,8 @@ _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.delete
 _FACTS = text("""
     select r.*, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
         p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size,
-        s.request ->> 'dropped_items' as dropped_items
+        greatest((s.request ->> 'dropped_items')::integer,
+            (select max((t ->> 'dropped')::integer) from json_array_elements(s.turns) t)) as dropped_items
     from admin.responses r
     join responses s on s.tenant = r.tenant and s.id = r.id
     left join replicas p on p.id = r.replica_id

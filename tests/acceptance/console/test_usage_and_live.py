@@ -76,6 +76,17 @@ def test_live_shows_what_runs_and_where(server: ServerProcess) -> None:
     assert "Cancel resp_" in page
 
 
+def test_live_says_when_the_first_window_of_what_waits_for_idle_capacity_ends(server: ServerProcess) -> None:
+    for window in ("8h", "2h"):
+        options = {"background": True, "background_options": {"completion_window": window}}
+        body = {"model": MODEL, "input": "Hello", **options}
+        httpx.post(f"{server.api}/responses", json=body, timeout=30).raise_for_status()
+    page = get(server, "/console/live").text
+    queue = page.partition("Queue <small>")[2].partition("</small>")[0]
+    left = "of which 2 wait for idle capacity; the first window ends in "
+    assert queue.partition(left)[2] in ("2 h 0 min", "1 h 59 min"), queue
+
+
 def test_a_script_gets_the_changing_part_alone(server: ServerProcess) -> None:
     part = get(server, "/console/live", **{"hx-request": "true"}).text
     assert "<html" not in part

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from engine.request import IDLE_PRIORITY
+from server.metrics.cluster_sampler import ClusterSampler, cluster_families
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.recovery.claimer import CHECK_SECONDS, QueueCheck
@@ -60,6 +61,31 @@ def test_the_shorter_window_is_the_more_urgent_one(database_url: str) -> None:
     with taking(database_url, max_running=8) as at:
         long, short = (queue(at.bench.database, COMPLETION_WINDOWS[window][0])[0] for window in ("8h", "2h"))
         assert taken(at) == [short, long]
+
+
+def test_metrics_have_the_time_until_the_first_window_of_what_waits_ends(database_url: str) -> None:
+    with taking(database_url, max_running=8) as at:
+        sampler = ClusterSampler(at.bench.database, lambda: None)
+
+        def left() -> list[float]:
+            sampler.read()
+            name = "holdfast_first_window_left_seconds"
+            return [
+                sample.value
+                for family in cluster_families(sampler)
+                for sample in family.samples
+                if sample.name == name
+            ]
+
+        queue(at.bench.database, 5)
+        assert left() == []
+        for window in ("8h", "2h"):
+            queue(at.bench.database, COMPLETION_WINDOWS[window][0])
+            (seconds,) = left()
+            assert 0 <= COMPLETION_WINDOWS[window][1].total_seconds() - seconds < 60
+        with at.bench.database.begin() as connection:
+            connection.exec_driver_sql("update responses set created_at = created_at - interval '3 hours'")
+        assert -7200 < left()[0] < -3500
 
 
 def test_a_running_one_leaves_its_tenant_what_it_may_have_at_a_time(database_url: str) -> None:

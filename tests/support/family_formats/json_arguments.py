@@ -427,6 +427,67 @@ FAMILIES = (
         patch='[{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}]',
     ),
     Family(
+        "openpangu",
+        special="<s> </s> [unused9] [unused10] [unused11] [unused12] [unused16] [unused17]",
+        eos="[unused10]",
+        call='[unused11][{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}][unused12]',
+        two=(
+            '[unused11][{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+            '{"name": "get_time", "arguments": {}}][unused12]'
+        ),
+        patch='[unused11][{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}][unused12]',
+        open="[unused16]",
+        close="[unused17]",
+    ),
+    Family(
+        "openpangu_v2",
+        special="<s> </s> <|message_start|> <|message_end|> <|tool_call_start|> <|tool_call_end|>",
+        eos="<|message_end|>",
+        call=(
+            '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]'
+            "<|tool_call_end|>"
+        ),
+        two=(
+            '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+            '{"name": "get_time", "arguments": {}}]<|tool_call_end|>'
+        ),
+        patch=(
+            '<|tool_call_start|>[{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}]<|tool_call_end|>'
+        ),
+        open="<think>",
+        close="</think>",
+    ),
+    Family(
+        "hyperclovax",
+        special="<|endoftext|> <|im_start|> <|im_end|> <|stop|> <|endofturn|>",
+        eos="<|endofturn|>",
+        call=' -> tool/function_call\n[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]',
+        two=(
+            ' -> tool/function_call\n[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+            '{"name": "get_time", "arguments": {}}]'
+        ),
+        patch=' -> tool/function_call\n[{"name": "patch", "arguments": {"input": "a \\"b\\"\\nc"}}]',
+        open="/think\n",
+        close="<|im_end|>\n<|im_start|>assistant",
+    ),
+    Family(
+        "llm_jp",
+        special="<s> <|start|> <|channel|> <|message|> <|end|> <|call|> <|return|>",
+        eos="<|return|>",
+        call=(
+            " to=functions.get_weather<|channel|>commentary json<|message|>"
+            '{"city": "Paris", "days": 2}<|call|>'
+        ),
+        two=(
+            " to=functions.get_weather<|channel|>commentary json<|message|>"
+            '{"city": "Paris", "days": 2}<|end|><|start|>assistant'
+            " to=functions.get_time<|channel|>commentary json<|message|>{}<|call|>"
+        ),
+        patch=(' to=functions.patch<|channel|>commentary json<|message|>{"input": "a \\"b\\"\\nc"}<|call|>'),
+        open="<|channel|>analysis<|message|>",
+        close="<|end|><|start|>assistant",
+    ),
+    Family(
         "plamo3",
         special="<|plamo:bos|> <|plamo:eos|> <|plamo:op|> <|plamo:tag|>",
         eos="<|plamo:tag|>",

@@ -75,6 +75,31 @@ FAMILIES = (
         close="</think>",
     ),
     Family(
+        "gigachat35",
+        special="<s> </s> <|role_sep|> <|message_sep|>",
+        plain="<think> </think> ｜GCML｜",
+        eos="<|message_sep|>",
+        call=(
+            '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
+            '<｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>\n'
+            '<｜GCML｜parameter name="days" string="false">2</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
+            "</｜GCML｜tool_calls>"
+        ),
+        two=(
+            '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
+            '<｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>\n'
+            '<｜GCML｜parameter name="days" string="false">2</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
+            '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>'
+        ),
+        patch=(
+            '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="patch">\n'
+            '<｜GCML｜parameter name="input" string="true">a "b"\nc</｜GCML｜parameter>\n'
+            "</｜GCML｜invoke>\n</｜GCML｜tool_calls>"
+        ),
+        open="<think>",
+        close="</think>",
+    ),
+    Family(
         "glm45",
         special="<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>",
         plain="<think> </think> <tool_call> </tool_call> <arg_key> </arg_key> <arg_value> </arg_value>",

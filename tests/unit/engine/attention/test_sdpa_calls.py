@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention import sdpa
 from engine.attention.paged_attention import LayerCall
-from engine.attention.sdpa import attend_by_groups, attend_prompt, configure_sdpa
+from engine.attention.sdpa import attend_by_groups, configure_sdpa
 from engine.kv_cache import KVCache, LayerShape
 from engine.runner.input_builder import InputBuilder
 from engine.scheduling.scheduler import ScheduledChunk
@@ -123,7 +124,7 @@ def test_a_long_prompt_is_attended_to_in_parts(calls: Calls) -> None:
 
 @pytest.mark.parametrize("masked", [None, "for all heads", "for each head"])
 @pytest.mark.parametrize("value_size", [8, 24])
-def test_the_form_for_gpus_computes_the_same(masked: str | None, value_size: int) -> None:
+def test_the_form_for_kernels_computes_the_same(masked: str | None, value_size: int) -> None:
     dice = torch.Generator().manual_seed(3)
     query = torch.randn(HEADS, 7, 16, generator=dice).transpose(0, 1)
     key = torch.randn(7, SHARED, 16, generator=dice)
@@ -132,14 +133,13 @@ def test_the_form_for_gpus_computes_the_same(masked: str | None, value_size: int
     if masked is not None:
         mask = torch.randn(1, HEADS if masked == "for each head" else 1, 7, 7, generator=dice)
     call = LayerCall(0, query, key, value, 0.3, None, None)
-    torch.testing.assert_close(
-        attend_by_groups(query, key, value, mask, call), attend_prompt(query, key, value, mask, call)
-    )
-    alone = replace(call, query=query[:, :SHARED])
-    torch.testing.assert_close(
-        attend_by_groups(alone.query, key, value, None, alone),
-        attend_prompt(alone.query, key, value, None, alone),
-    )
+    for few in (call, replace(call, query=query[:, :SHARED])):
+        own = None if mask is None else mask[:, : few.query.shape[1]]
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (few.query, key, value))
+        expected = scaled_dot_product_attention(
+            q, k, v, attn_mask=own, is_causal=own is None, scale=0.3, enable_gqa=True
+        )[0].transpose(0, 1)
+        torch.testing.assert_close(attend_by_groups(few.query, key, value, own, few), expected)
 
 
 def _cudnn_is_on() -> bool:

@@ -69,7 +69,7 @@ def test_a_background_response_is_released_where_its_next_turn_would_begin_once_
     loop.register(turns)
     loop.hold_background_turns()
     run: Any = SimpleNamespace(facts=SimpleNamespace(id=response))
-    loop.begin(run, cast("Any", SimpleNamespace(calls=())))
+    loop.begin(run, cast("Any", SimpleNamespace(calls=(), output=())))
     assert delivered == [ReleaseRuns(frozenset({response}))]
     loop.close()
 

@@ -156,6 +156,36 @@ GOLDEN = {
     "<|start_header_id|>assistant<|end_header_id|>\n\n>>>",
 }
 _AROUND_CALLS = {
+    "gigachat35": (
+        "<s>user<|role_sep|>\nWeather?<|message_sep|>\n\nassistant<|role_sep|>\n<think>I look.</think>",
+        "<|message_sep|>\n\nfunction result<|role_sep|>\nRain.<|message_sep|>\n\nassistant<|role_sep|>\n",
+    ),
+    "openpangu": (
+        "<s>[unused9]用户：Weather?[unused10][unused9]助手：[unused16]I look.[unused17]",  # noqa: RUF001
+        "[unused10][unused9]工具：Rain.[unused10][unused9]助手：",  # noqa: RUF001
+    ),
+    "openpangu_v2": (
+        "<s><|message_start|>user\nWeather?<|message_end|><|message_start|>assistant\n<think>I look.</think>",
+        ("<|message_end|><|message_start|>tool\nRain.<|message_end|><|message_start|>assistant\n<think>"),
+    ),
+    "hyperclovax": (
+        (
+            "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant/think\nI look.<|im_end|>\n"
+            "<|im_start|>assistant"
+        ),
+        "<|im_end|>\n<|im_start|>tool/function_call\nRain.<|im_end|>\n<|im_start|>assistant",
+    ),
+    "llm_jp": (
+        (
+            "<s><|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>"
+            "<|start|>user<|message|>Weather?<|end|><|start|>assistant<|channel|>analysis<|message|>I look."
+            "<|end|><|start|>assistant"
+        ),
+        (
+            "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>Rain.<|end|>"
+            "<|start|>assistant"
+        ),
+    ),
     "muse_glimmer": (
         (
             "<|begin_of_text|><|start|>user<|message|>Weather?<|eot|>"

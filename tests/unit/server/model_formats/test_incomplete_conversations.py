@@ -176,8 +176,8 @@ def test_a_thought_that_is_last_is_continued(shut: str, opened: str, end: str, e
         text = tokenizer_at("hermes").decode(list(prompt.token_ids), skip_special_tokens=False)
         assert text.endswith("[tool]Rain.[go]" + end)
         parser = shape.parser(prompt)
-        deltas = [*parser.feed(ids_of("hermes", "More.</think>Rain.")), *parser.close()]
-        assert shown(deltas) == ["thought More.", "text Rain."]
+        deltas = [*parser.feed(ids_of("hermes", " More.</think>Rain.")), *parser.close()]
+        assert shown(deltas) == ["thought  More.", "text Rain."]
 
 
 def test_a_thought_of_a_model_that_does_not_reason_is_not_continued() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.peers import sources
 from tests.support import public_templates
-from tests.support.public_templates import PAGE, Row
+from tests.support.public_templates import GUIDE, PAGE, Row
 
 FETCHED: list[tuple[Path, Callable[[], Mapping[str, str]]]] = [
     (public_templates.LLAMA, public_templates.llama_templates),
@@ -28,6 +28,12 @@ def test_the_page_has_what_is_found_for_each_template_and_all_are_served_with_to
     assert {row.verdict for row in rows} == {"served"}
     assert {row.forced for row in rows} == {"yes"}
     assert "".join(f"{row}\n" for row in rows) in PAGE.read_text()
+
+
+def test_the_guide_has_what_each_template_writes_of_earlier_reasoning() -> None:
+    if not public_templates.LLAMA.is_dir():
+        pytest.skip("make template-table fetches the templates")
+    assert public_templates.reasoning_table(public_templates.llama_templates()) in GUIDE.read_text()
 
 
 def test_a_template_of_ours_gets_a_row(tmp_path: Path) -> None:

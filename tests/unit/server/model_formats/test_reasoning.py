@@ -59,10 +59,9 @@ class Splitter:
 
     def _read(self, form: ReasoningFormat, opened: bool) -> Reader[None]:
         scanner = self._scanner
-        reasoning = TextEmitter(scanner, "reasoning", str, strips=True)
+        reasoning = TextEmitter(scanner, "reasoning", str)
         answer = TextEmitter(scanner, "answer", str)
-        thoughts = ThoughtReader(scanner, form, reasoning)
-        yield from thoughts.read_first(answer, opened=opened)
+        thoughts = ThoughtReader(scanner, form, reasoning, opened=opened)
         emitter = ToolCallEmitter(scanner, ToolIndex(()))
         yield from read_answer(scanner, None, emitter, answer, thoughts)
 

@@ -64,6 +64,15 @@ def test_a_pattern_that_looks_around_is_refused(family: str, pattern: str) -> No
 
 
 @pytest.mark.parametrize(
+    "family", ["gemma4", "functiongemma", "qwen3_coder", "minimax_m3", "pythonic", "hermes"]
+)
+def test_a_string_that_cannot_be_is_no_error_of_the_server(family: str) -> None:
+    never = {"allOf": [{"type": "string", "enum": ["a"]}, {"type": "string", "enum": [1]}], "type": "string"}
+    schema = {"type": "object", "properties": {"a": never}, "required": ["a"]}
+    assert format_of(family).write(strict(schema)).grammar is not None
+
+
+@pytest.mark.parametrize(
     ("schema", "types"),
     [
         ({}, set()),

@@ -8,7 +8,15 @@ import openai_harmony as harmony
 import pytest
 
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import (
+    MessageStart,
+    PromptConversation,
+    PromptError,
+    PromptTool,
+    ReasoningDelta,
+    TextDelta,
+    merge_deltas,
+)
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -25,6 +33,7 @@ from tests.support.harmony import (
     call,
     developer,
     harmony_format,
+    ids_of,
     oracle,
     output,
     text_of,
@@ -277,6 +286,17 @@ def test_an_answer_can_be_continued() -> None:
     assert text.endswith(
         "<|channel|>analysis<|message|>1<|end|><|start|>assistant<|channel|>final<|message|>Once upon"
     )
+
+
+@pytest.mark.parametrize("rest", [[], [answer("")]])
+def test_a_thought_that_is_last_can_be_continued(rest: list[Item]) -> None:
+    conversation = PromptConversation(items=[user("a"), thought("I"), *rest], continue_final_message=True)
+    prompt = harmony_format().write(conversation)
+    assert text_of(prompt.token_ids).endswith("<|end|><|start|>assistant<|channel|>analysis<|message|>I")
+    parser = harmony_format().parser(prompt)
+    said = ids_of(" look.<|end|><|start|>assistant<|channel|>final<|message|>Hello")
+    deltas = merge_deltas([*parser.feed(said), *parser.close()])
+    assert deltas == [ReasoningDelta(" look."), MessageStart("final_answer"), TextDelta("Hello")]
 
 
 def test_a_prompt_can_end_with_its_last_item() -> None:

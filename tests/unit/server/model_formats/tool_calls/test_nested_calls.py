@@ -280,3 +280,38 @@ def test_empty_and_later_channels_of_gemma_do_not_leak(text: str, words: list[st
 )
 def test_recipients_of_muse_glimmer_say_what_its_text_is(text: str, words: list[str]) -> None:
     assert read("muse_glimmer", text) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("hyperclovax", "\nHello <|im_end|>", ["text Hello "]),
+        ("hyperclovax", "/think\nHm.<|im_end|>\n<|im_start|>assistant\nHello", ["thought Hm.", "text Hello"]),
+        (
+            "hyperclovax",
+            (
+                "\nI look.<|im_end|>\n<|im_start|>assistant -> tool/function_call\n"
+                '[{"name": "get_time", "arguments": {}}]<|im_end|>'
+            ),
+            ["text I look.", "function get_time", "{}", "end"],
+        ),
+        ("hyperclovax", "\nAn -> tool/function_call\n is it.", ["text An -> tool/function_call\n is it."]),
+        (
+            "llm_jp",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello",
+            ["thought Hm.", "text Hello"],
+        ),
+        (
+            "llm_jp",
+            (
+                "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_time"
+                "<|channel|>commentary json<|message|>{}<|call|>"
+            ),
+            ["text I look.", "function get_time", "{}", "end"],
+        ),
+        ("llm_jp", "<|channel|>final<|message|>Write to=functions.x", ["text Write to=functions.x"]),
+        ("openpangu", "[unused16]Hm.[unused17]Hello", ["thought Hm.", "text Hello"]),
+    ],
+)
+def test_answers_and_calls_are_messages_of_their_own(name: str, text: str, words: list[str]) -> None:
+    assert read(name, text) == words

@@ -1,0 +1,94 @@
+"""In bfloat16 a real model says the same, to the last bit of its log probabilities, whatever happens beside it.
+
+Tokens and log probabilities of the tokens and their rivals are compared with those of requests alone.
+`RESPONSES` sets how many there are.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from engine.request import EngineRequest, StructuredOutput, TokenLogprobs, Tokens
+from tests.support.engines import Bench, make_request, start_model
+from tests.support.smollm2 import FOLDER, MISSING
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason=MISSING),
+    pytest.mark.skipif(
+        not torch.cpu._is_amx_tile_supported(),
+        reason="without AMX the bits depend on what runs together",
+    ),
+]
+RESPONSES = int(os.environ.get("RESPONSES", "200"))
+JSON = StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+Said = tuple[list[int], list[TokenLogprobs]]
+
+
+def start(**settings: Any) -> Bench:
+    return start_model(FOLDER, **{"dtype": "bfloat16", "torch_threads": None, "kv_blocks": 4000, **settings})
+
+
+def requests() -> list[EngineRequest]:
+    dice = Random(17)
+    shared = [dice.randrange(20, 49_000) for _ in range(4_000)]
+    found = []
+    for number in range(RESPONSES):
+        length = dice.choice([5, 33, 64, 150, 300, 513, 700]) if number % 25 else 4_000
+        own = [dice.randrange(20, 49_000) for _ in range(length)]
+        prompt = shared[: length // 2] + own[length // 2 :] if number % 3 == 0 else own
+        count = dice.choice([20, 40, 60, 100, 160]) if number % 50 else 2_000
+        sampling = {"temperature": dice.choice([0.0, 0.5, 0.8, 1.0, 1.2]), "seed": dice.randrange(2**31)}
+        others: dict[str, Any] = {"logprobs": 2} | ({"grammar": JSON} if number % 7 == 1 else {})
+        found.append(make_request(str(number), prompt, count, **sampling, **others))
+    return found
+
+
+def said(bench: Bench, asked: list[EngineRequest]) -> list[Said]:
+    outcomes = bench.run(*asked)
+    logprobs: list[list[TokenLogprobs]] = []
+    for each in asked:
+        told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
+        logprobs.append([entry for message in told for entry in message.logprobs or ()])
+    return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[list[Said]]:
+    bench = start()
+    yield [said(bench, [request])[0] for request in requests()]
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("together", [2, 7, 64])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"token_budget": 16}, {"token_budget": 64}, {"kv_blocks": 300}, {"torch_threads": 1}],
+    ids=str,
+)
+def test_beside_strangers(alone: list[Said], settings: dict[str, Any], together: int) -> None:
+    bench, asked = start(max_running=together, **settings), requests()
+    for begin in range(0, RESPONSES, together):
+        assert said(bench, asked[begin : begin + together]) == alone[begin : begin + together]
+    bench.engine.close(drain=True)
+
+
+def test_resumed_anywhere_by_another_process(alone: list[Said]) -> None:
+    bench, dice = start(), Random(5)
+    for request, (tokens, entries) in zip(requests(), alone, strict=True):
+        if request.grammar is not None or len(tokens) < 3:
+            continue
+        stored = dice.randrange(1, len(tokens) - 1)
+        rest = replace(
+            request,
+            prompt=(*request.prompt, *tokens[:stored]),
+            max_tokens=request.max_tokens - stored,
+            output_offset=stored,
+        )
+        assert said(bench, [rest]) == [(tokens[stored:], entries[stored:])]
+    bench.engine.close(drain=True)

@@ -1,0 +1,116 @@
+"""In bfloat16 a request's tokens and log probabilities are the same whatever the engine does beside them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from engine.request import EngineRequest, TokenLogprobs, Tokens
+from tests.support.engines import Bench, make_request, save_random_model, start_model
+
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="without AMX the bits depend on what is computed together"
+)
+WIDE = {"max_position_embeddings": 2048, "hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
+MODELS: dict[str, Callable[[], Path]] = {
+    "the demo model": lambda: Path("demo/holdfast-demo"),
+    "a window": lambda: save_random_model("MistralConfig", sliding_window=40, **WIDE),
+    "windows, sinks and experts": lambda: save_random_model(
+        "GptOssConfig", sliding_window=24, num_local_experts=4, num_experts_per_tok=2, **WIDE
+    ),
+    "a key head for each": lambda: save_random_model("Qwen3Config", **{**WIDE, "num_key_value_heads": 4}),
+    "one key head": lambda: save_random_model("Qwen3Config", **{**WIDE, "num_key_value_heads": 1}),
+    "experts": lambda: save_random_model(
+        "Qwen3MoeConfig", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48, **WIDE
+    ),
+    "capped scores": lambda: save_random_model("Gemma2Config", **WIDE),
+}
+COUNT = 24
+LENGTHS = (3, 33, 64, 65, 130, 300, 530)
+Said = tuple[list[int], list[TokenLogprobs]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Path:
+    return MODELS[request.param]()
+
+
+def start(model: Path, **settings: Any) -> Bench:
+    return start_model(model, **{"dtype": "bfloat16", "max_running": 8, "kv_blocks": 400, **settings})
+
+
+def requests(bench: Bench) -> list[EngineRequest]:
+    dice, vocabulary = Random(11), bench.executor.model_info.vocab_size
+    return [
+        make_request(
+            str(length),
+            [dice.randrange(10, vocabulary) for _ in range(length)],
+            COUNT,
+            temperature=dice.choice([0.0, 0.8, 1.2]),
+            seed=length,
+            logprobs=3,
+            ignore_eos=True,
+        )
+        for length in LENGTHS
+    ]
+
+
+def said(bench: Bench, asked: Sequence[EngineRequest]) -> list[Said]:
+    outcomes = bench.run(*asked)
+    logprobs: list[list[TokenLogprobs]] = []
+    for each in asked:
+        told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
+        logprobs.append([entry for message in told for entry in message.logprobs or ()])
+    return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> list[Said]:
+    bench = start(model)
+    found = [said(bench, [request])[0] for request in requests(bench)]
+    bench.engine.close(drain=True)
+    assert len({token for tokens, _ in found for token in tokens}) > 10
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"token_budget": 16}, {"token_budget": 64}, {"block_size": 48}], ids=str
+)
+def test_together_and_in_chunks(model: Path, alone: list[Said], settings: dict[str, Any]) -> None:
+    bench = start(model, **settings)
+    assert said(bench, requests(bench)) == alone
+    bench.engine.close(drain=True)
+
+
+def test_after_preemption(model: Path, alone: list[Said]) -> None:
+    bench = start(model, kv_blocks=13, block_size=16)
+    few = [replace(each, max_tokens=60) for each in requests(bench)[:4]]
+    found = said(bench, few)
+    assert bench.engine.stats().preemptions > 0
+    assert [(tokens[:COUNT], entries[:COUNT]) for tokens, entries in found] == alone[:4]
+    assert found == [said(bench, [replace(each, request_id=each.request_id + " alone")])[0] for each in few]
+    bench.engine.close(drain=True)
+
+
+def test_resumed_after_some_tokens_and_with_a_prefix_that_is_cached(model: Path, alone: list[Said]) -> None:
+    bench = start(model)
+    for stored in (5, 17):
+        rest = [
+            make_request(
+                f"{each.request_id} after {stored}",
+                [*each.prompt, *tokens[:stored]],
+                COUNT - stored,
+                temperature=each.sampling.temperature,
+                seed=each.sampling.seed,
+                logprobs=3,
+                ignore_eos=True,
+                output_offset=stored,
+            )
+            for each, (tokens, _) in zip(requests(bench), alone, strict=True)
+        ]
+        assert said(bench, rest) == [(tokens[stored:], entries[stored:]) for tokens, entries in alone]
+    bench.engine.close(drain=True)
