@@ -37,7 +37,7 @@ from server.model_formats.model_format import (
     TextDelta,
 )
 from server.model_formats.select_format import load_model_format
-from server.process.scripted_model import scripted_engine
+from server.process.model.scripted_model import scripted_engine
 from server.prompting.engine_request import request_echo
 from server.prompting.served_model import LoadedModel
 from server.protocol.decode import decode

@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+from engine.prefix_states import PrefixStates
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -11,6 +13,8 @@ DecodeName = Literal["auto", "eager", "graphs", "static"]
 AttentionName = Literal["auto", "varlen", "flash", "sdpa"]
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
+GGUF_FILE = "model.gguf"
+"""The name of the weights in a folder that has them in GGUF."""
 
 
 class ModelRefused(Exception):
@@ -49,6 +53,8 @@ class SchedulerLimits(QueueSettings):
     """A prompt is computed in one step, because in chunks it would give other tokens."""
     shares_prefixes: bool = True
     """Keys and values are in the blocks. Else blocks are only counted, and no prefix can be shared."""
+    prefix_states: PrefixStates | None = None
+    """Of a model with states: a prefix can be shared up to a block after which they are kept."""
 
     kv_blocks: int
 
@@ -115,6 +121,8 @@ class EngineConfig(QueueSettings):
     `owner/name@commit`. None downloads nothing."""
     pipelined: bool | None = None
     """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
+    passed_checks: Path | None = None
+    """The folder that remembers which models have passed the check at load; None remembers none."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
@@ -153,7 +161,7 @@ class EngineConfig(QueueSettings):
             token_budget = max(default.token_budget, max_running)
         return StepSizes(token_budget, max_running)
 
-    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: bool) -> SchedulerLimits:
+    def limits(self, kv_blocks: int, block_size: int, sizes: StepSizes, **flags: Any) -> SchedulerLimits:
         """`flags` are those of `SchedulerLimits`."""
         return SchedulerLimits(
             kv_blocks=kv_blocks,

@@ -23,7 +23,7 @@ from transformers import (
 
 from engine.attention.paged_attention import NO_ATTENTION, LayerAttentionSpec
 from engine.attention.sdpa import configure_sdpa
-from engine.config import EngineConfig, ModelRefused, UnsupportedModel
+from engine.config import GGUF_FILE, EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
 from engine.model.forward_ways import ForwardWay, forward_ways
 from engine.model.prepacked_linear import prepack_weights
@@ -210,15 +210,21 @@ def read_servable_config(config: EngineConfig) -> PretrainedConfig:
 def _read_hf_config(config: EngineConfig) -> PretrainedConfig:
     if not (config.model / "config.json").is_file():
         raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
-    _refuse_unknown_architecture(config.model)
+    if not (gguf := _gguf_file(config.model)):
+        _refuse_unknown_architecture(config.model)
     try:
         hf_config: PretrainedConfig = AutoConfig.from_pretrained(
-            config.model, trust_remote_code=False, local_files_only=True
+            config.model, trust_remote_code=False, local_files_only=True, **gguf
         )
         hf_config.get_text_config()  # raises for several text models
     except Exception as error:
         raise UnsupportedModel(f"Its config.json is not understood: {_say(error)}") from error
     return hf_config
+
+
+def _gguf_file(folder: Path) -> dict[str, str]:
+    """The argument of `from_pretrained` for weights in GGUF, which are written out in full."""
+    return {"gguf_file": GGUF_FILE} if (folder / GGUF_FILE).is_file() else {}
 
 
 def _refuse_unknown_architecture(model: Path) -> None:
@@ -265,6 +271,7 @@ def _read_weights(
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are reported; raising, it names none
+            **_gguf_file(config.model),
             **options,
         )
     except Exception as error:

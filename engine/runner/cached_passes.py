@@ -5,7 +5,7 @@ not at the chunk's start, after a failed step, is computed anew from its first t
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -48,33 +48,20 @@ class CachedPasses:
         for sequence, cache in list(self._caches.items()):
             if sequence.blocks is not cache.blocks:
                 del self._caches[sequence]
-        return in_plan_order(
-            plan,
-            prompt_rows,
-            {chunk.sequence: self._run(chunk, rows_of(chunk, prompt_rows)) for chunk in plan},
-        )
+        pieces = whole_prompt if self._whole_prompts else lambda chunk: [chunk]
+        logits = {}
+        for chunk in plan:
+            held, compute = self._caches.get(chunk.sequence), self._pass
+            current = held is not None and held.length == chunk.start
+            logits[chunk.sequence] = compute_chunk(chunk, prompt_rows, compute, pieces, is_current=current)
+        return in_plan_order(plan, prompt_rows, logits)
 
-    def _run(self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows]) -> Tensor:
-        sequence = chunk.sequence
-        cache = self._caches.pop(sequence, None)  # gone if the pass fails
-        if cache is None or cache.length != chunk.start:
-            chunk, rows, cache = *from_start(chunk, rows), None
-        first, *others = pieces_of(chunk) if self._whole_prompts else [chunk]
-        logits, cache = self._pass(first, rows, cache)
-        for piece in others:
-            last, cache = self._pass(piece, (), cache)
-            logits = torch.cat((last, logits[1:]))
-        if cache is not None:
-            self._caches[sequence] = cache
-        return logits
-
-    def _pass(
-        self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows], cache: _RequestCache | None
-    ) -> tuple[Tensor, _RequestCache | None]:
-        """The logits, and the cache after the pass; None if the model has none and computes all anew."""
+    def _pass(self, chunk: ScheduledChunk, rows: Sequence[PromptLogitRows]) -> Tensor:
+        """Logits of the last token, and of `rows`. A model that has no cache computes all anew."""
         sequence, end = chunk.sequence, chunk.start + chunk.count
-        if cache is None:
-            chunk, rows = from_start(chunk, rows)
+        cache = self._caches.pop(sequence, None)  # gone if the pass fails
+        if cache is None or not chunk.start:
+            chunk, rows, cache = *from_start(chunk, rows), None
         row = PackedRow((chunk,), (chunk,), rows, self._adapters.indexes)
         row.send(self._network.device)
         inputs = row.inputs(None)
@@ -85,7 +72,9 @@ class CachedPasses:
         logits: Tensor = outputs.logits[0]
         if len(logits) != len(inputs.ends):
             logits = logits.index_select(0, inputs.ends)
-        return logits, _RequestCache(states, sequence.blocks, end) if states else None
+        if states:
+            self._caches[sequence] = _RequestCache(states, sequence.blocks, end)
+        return logits
 
     def _new_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -137,9 +126,26 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(getattr(value, "__dict__", {}))
 
 
-def rows_of(chunk: ScheduledChunk, prompt_rows: Sequence[PromptLogitRows]) -> list[PromptLogitRows]:
-    """The rows for prompt logprobs of one chunk, in a plan of only this chunk."""
-    return [replace(rows, chunk=0) for rows in prompt_rows if rows.sequence is chunk.sequence]
+def compute_chunk(
+    chunk: ScheduledChunk,
+    prompt_rows: Sequence[PromptLogitRows],
+    compute: Callable[[ScheduledChunk, Sequence[PromptLogitRows]], Tensor],
+    pieces: Callable[[ScheduledChunk], Sequence[ScheduledChunk]],
+    *,
+    is_current: bool,
+) -> Tensor:
+    """Logits of the chunk's last token and then of its prompt rows, which must be in its first piece.
+
+    `compute` runs a plan of one piece. Unless `is_current`, all tokens before the chunk are computed anew.
+    """
+    rows = [replace(rows, chunk=0) for rows in prompt_rows if rows.sequence is chunk.sequence]
+    if not is_current:
+        chunk, rows = from_start(chunk, rows)
+    first, *others = pieces(chunk)
+    logits = compute(first, rows)
+    for piece in others:
+        logits = torch.cat((compute(piece, ()), logits[1:]))
+    return logits
 
 
 def from_start(
@@ -151,11 +157,15 @@ def from_start(
     return ScheduledChunk(chunk.sequence, 0, end), shifted
 
 
-def pieces_of(chunk: ScheduledChunk) -> list[ScheduledChunk]:
+def whole_prompt(chunk: ScheduledChunk) -> list[ScheduledChunk]:
     """The prompt whole and each generated token alone, as they were first computed."""
     request = chunk.sequence.request
-    end, prompt = chunk.start + chunk.count, len(request.prompt) - request.output_offset
-    cuts = [chunk.start, *range(max(prompt, chunk.start + 1), end), end]
+    return cut_at(chunk, range(len(request.prompt) - request.output_offset, chunk.start + chunk.count))
+
+
+def cut_at(chunk: ScheduledChunk, places: Iterable[int]) -> list[ScheduledChunk]:
+    end = chunk.start + chunk.count
+    cuts = [chunk.start, *(place for place in places if chunk.start < place < end), end]
     return [ScheduledChunk(chunk.sequence, start, stop - start) for start, stop in pairwise(cuts)]
 
 

@@ -19,11 +19,13 @@ from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, r
 from engine.model.forward_ways import ForwardWay
 from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import Adapters, install_adapters
+from engine.prefix_states import PrefixStates
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
 from engine.runner.forward_check import ForwardCheck
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
+from engine.runner.passed_checks import PassedCheck
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
 from engine.runner.state_passes import StatePasses, states_of
@@ -78,6 +80,8 @@ class CacheSizes:
 
     a_token: int
     reserved: int = 0
+    kept_states: int = 0
+    """The number of states that are kept for prefixes."""
 
 
 def _make_kv_cache(
@@ -112,17 +116,27 @@ def _make_kv_cache(
 def _cache_sizes(
     model: LoadedNetwork, adapters: Adapters, config: EngineConfig, sizes: StepSizes, gpu_free: int | None
 ) -> tuple[CacheSizes, StepSizes]:
-    """Fewer requests run at a time if their states would take more than half of the memory for caches."""
+    """Fewer requests run at a time if their states would take more than half of the memory for caches.
+
+    The states that are kept for prefixes take at most a quarter.
+    """
     elements = sum(layer.kv_shape.elements_per_token for layer in model.layers)
     a_token, a_request = elements * model.dtype.itemsize, 0
     if model.way.kind == "cached":
         a_token, a_request = CachedPasses(model.network, adapters).token_bytes()
     elif model.way.states is not None:
         a_request = sum(t.nbytes for layer in model.way.states.layers for _, _, t in states_of(layer))
+    kept = 0
     if a_request:
-        fits = max(kv_budget(config, gpu_free) // 2 // a_request, 1)
-        sizes = sizes._replace(max_running=min(sizes.max_running, fits))
-    return CacheSizes(max(a_token, 1), a_request * sizes.max_running), sizes
+        fits = max(kv_budget(config, gpu_free) // 4 // a_request, 1)
+        sizes = sizes._replace(max_running=min(sizes.max_running, 2 * fits))
+        if model.way.kind == "states" and not model.way.whole_prompts:
+            kept = min(fits, STATES_OF_A_REQUEST * sizes.max_running)
+    return CacheSizes(max(a_token, 1), a_request * (sizes.max_running + kept), kept), sizes
+
+
+STATES_OF_A_REQUEST = 4
+"""The most states that are kept for prefixes: after prompt and output of two turns, for example."""
 
 
 def is_pipelined(config: EngineConfig, device: torch.device) -> bool:
@@ -146,6 +160,7 @@ class ModelRunner:
         backend: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
         max_running: int = 1,
+        prefix_states: PrefixStates | None = None,
     ) -> None:
         self.model = model
         self._network = model.network
@@ -169,9 +184,9 @@ class ModelRunner:
         if model.way.kind == "cached":
             self._passes = CachedPasses(model.network, adapters, whole_prompts=whole)
         elif model.way.states is not None:
-            builder, states = self._input_builder, model.way.states
+            builder, states, size = self._input_builder, model.way.states, kv_cache.block_size
             self._passes = StatePasses(
-                model.network, adapters, builder, states, max_running, whole_prompts=whole
+                model.network, adapters, builder, states, max_running, size, prefix_states
             )
         self._static = static
         self._device_tokens: DeviceTokens | None = None
@@ -191,7 +206,6 @@ class ModelRunner:
             adapters = install_adapters(model.network, config.adapters, progress)
             model_info = replace(model.model_info, adapters=adapters.names, weights=weights)
             model = replace(model, model_info=model_info)
-            progress("comparing logits with those of the model's own forward")
             executor, limits = _first_right_way(model, adapters, config, progress)
             if executor.grammars is not None:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
@@ -367,17 +381,16 @@ def _first_right_way(
 ) -> tuple[ModelRunner, SchedulerLimits]:
     """The fastest way that computes what the model's own forward does. Raises `UnsupportedModel`."""
     name, faults = type(model.network).__name__, list[str]()
-    try:
-        own = next(way.attention for way in model.ways if way.kind == "cached")
-        check = ForwardCheck(model.network, own)
-    except Exception as error:
-        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
+    passed = PassedCheck(model, config)
+    check = None if passed.is_known else _begin_check(model, progress)
 
     def is_right(way: ForwardWay) -> tuple[ModelRunner, SchedulerLimits] | None:
+        fault = None
         try:
             executor, limits = _build(replace(model, ways=[way]), adapters, config, progress)
-            fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
-            executor.scrub(list(range(1, min(limits.kv_blocks, check.blocks_used) + 1)))
+            if check is not None:
+                fault = check.fault(way, executor.logits, limits.block_size, limits.kv_blocks)
+                executor.scrub(list(range(1, min(limits.kv_blocks, check.blocks_used) + 1)))
         except (ModelRefused, torch.AcceleratorError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises, another way may do
@@ -390,14 +403,25 @@ def _first_right_way(
         executor.check_pipelining(refuses=config.pipelined is True)
         return executor, limits
 
-    found = next(filter(None, map(is_right, model.ways)), None)
-    if found is None:
+    found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
+    if found is None and check is not None:
         if not check.expect_cached():
             raise UnsupportedModel(f"{name} looks at later tokens, so it is no generator of text.")
         found = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
+    elif not faults:
+        passed.remember()
     if found is None:
         raise UnsupportedModel(f"{name} is not computed rightly in any way; {faults[0]}.")
     return found
+
+
+def _begin_check(model: LoadedNetwork, progress: Callable[[str], None]) -> ForwardCheck:
+    progress("comparing logits with those of the model's own forward")
+    try:
+        return ForwardCheck(model.network, next(w.attention for w in model.ways if w.kind == "cached"))
+    except Exception as error:
+        name = type(model.network).__name__
+        raise UnsupportedModel(f"{name} cannot be run as a generator: {describe(error, 200)}") from error
 
 
 def _build(
@@ -439,8 +463,10 @@ def _build(
         decode=decoding.name,
     )
     model = replace(model, model_info=model_info)
+    prefix_states = PrefixStates(bytes_.kept_states) if bytes_.kept_states else None
+    backend, running = attention.backend, sizes.max_running
     executor = ModelRunner(
-        model, adapters, config, kv_cache, attention.backend, decoding.static, sizes.max_running
+        model, adapters, config, kv_cache, backend, decoding.static, running, prefix_states
     )
     whole = executor._images is not None and executor._images.two_way is not None
     return executor, config.limits(
@@ -449,7 +475,8 @@ def _build(
         sizes=sizes,
         whole_images=whole,
         whole_prompts=way.whole_prompts,
-        shares_prefixes=is_packed,
+        shares_prefixes=is_packed or prefix_states is not None,
+        prefix_states=prefix_states,
     )
 
 

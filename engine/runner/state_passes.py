@@ -2,13 +2,13 @@
 
 A step is one pass `[B, 1]` for all requests that generate, whose states lie side by side, and a pass for each
 chunk of a prompt. A request whose state is not at the chunk's start, after a failed step, is computed anew
-from its first token on; preemption loses the state as it loses the blocks.
+from its first token on; preemption loses the state as it loses the blocks. States after the last whole block
+of each prompt and of its output are kept for requests with the same prefix.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -16,8 +16,9 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, Line
 from engine.attention.paged_attention import attending
 from engine.model.lora_layers import Adapters
 from engine.model.state_layers import PagedLayer, PagedStateLayer
-from engine.runner.cached_passes import from_start, in_plan_order, pieces_of, rows_of
-from engine.runner.input_builder import ForwardInputs, PromptLogitRows
+from engine.prefix_states import PrefixStates
+from engine.runner.cached_passes import compute_chunk, cut_at, in_plan_order, whole_prompt
+from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -25,10 +26,6 @@ LOST = -1
 """The length of a state that a failed pass may have left half written."""
 
 PARTS = ("conv_states", "recurrent_states")
-
-
-class Builder(Protocol):
-    def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs: ...
 
 
 class StateSlots:
@@ -45,8 +42,11 @@ class StateSlots:
             for layer in template.layers
         ]
 
-    def place(self, plan: SchedulerOutput) -> None:
-        """Frees the rows of requests that have ended or were preempted, and gives new ones a zeroed row."""
+    def place(self, plan: SchedulerOutput, kept: Callable[[ScheduledChunk], Sequence[Tensor] | None]) -> None:
+        """Frees the rows of requests that have ended or were preempted, and gives new ones a row.
+
+        It has the states that are kept after the tokens before the chunk, or else zeros.
+        """
         for row, held in enumerate(self._rows):
             if held is not None and held[0].blocks is not held[1]:
                 self._rows[row] = None
@@ -55,9 +55,13 @@ class StateSlots:
             if chunk.sequence not in placed:
                 row = self._rows.index(None)
                 self._rows[row] = chunk.sequence, chunk.sequence.blocks
-                self.lengths[row] = 0
-                for tensor in self._tensors():
-                    tensor[row] = 0
+                states = kept(chunk)
+                self.lengths[row] = 0 if states is None else chunk.start
+                for n, tensor in enumerate(self._tensors()):
+                    tensor[row] = 0 if states is None else states[n]
+
+    def copy(self, row: int) -> list[Tensor]:
+        return [tensor[row].clone() for tensor in self._tensors()]
 
     def row_of(self, sequence: TokenSequence) -> int:
         return next(row for row, held in enumerate(self._rows) if held is not None and held[0] is sequence)
@@ -112,35 +116,60 @@ class StatePasses:
         self,
         network: PreTrainedModel,
         adapters: Adapters,
-        builder: Builder,
+        builder: InputBuilder | PagedInputBuilder,
         template: Cache,
         rows: int,
-        *,
-        whole_prompts: bool,
+        block_size: int,
+        kept: PrefixStates | None,
     ) -> None:
+        """`kept` is None if prompts are computed whole."""
         self._network = network
         self._adapters = adapters
         self._builder = builder
         self._slots = StateSlots(template, rows)
-        self._whole_prompts = whole_prompts
+        self._block_size = block_size
+        self._kept = kept
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
         """Logits `[rows, vocabulary]`: of last tokens, in `sampling_first`'s order, then of `prompt_rows`."""
-        self._slots.place(plan)
+        self._slots.place(plan, self._states_before)
         current = {c.sequence: self._slots.lengths[self._slots.row_of(c.sequence)] == c.start for c in plan}
         singles = tuple(chunk for chunk in plan if chunk.count == 1 and current[chunk.sequence])
         logits = self._decode(singles, prompt_rows) if singles else {}
         for chunk in plan:
             if chunk.sequence not in logits:
-                rows = rows_of(chunk, prompt_rows)
-                if not current[chunk.sequence]:
-                    chunk, rows = from_start(chunk, rows)  # noqa: PLW2901
-                first, *others = pieces_of(chunk) if self._whole_prompts else [chunk]
-                found = self._compute_chunk(first, rows)
-                for piece in others:
-                    found = torch.cat((self._compute_chunk(piece, ()), found[1:]))
-                logits[chunk.sequence] = found
+                pieces = whole_prompt if self._kept is None else self._pieces
+                logits[chunk.sequence] = compute_chunk(
+                    chunk, prompt_rows, self._compute_chunk, pieces, is_current=current[chunk.sequence]
+                )
         return in_plan_order(plan, prompt_rows, logits)
+
+    def _pieces(self, chunk: ScheduledChunk) -> list[ScheduledChunk]:
+        """The chunk in two where a state is to be kept, unless logits of other tokens are asked for."""
+        is_cut = chunk.sequence.request.prompt_logprobs is None
+        return cut_at(chunk, [self._border(chunk.sequence)] if is_cut else [])
+
+    def _border(self, sequence: TokenSequence) -> int:
+        """The last block border before the sequence's last token."""
+        return (len(sequence.tokens) - 1) // self._block_size * self._block_size
+
+    def _digest(self, sequence: TokenSequence, end: int) -> bytes:
+        return sequence.block_digests(end // self._block_size, self._block_size)[-1]
+
+    def _states_before(self, chunk: ScheduledChunk) -> Sequence[Tensor] | None:
+        if self._kept is None or not chunk.start:
+            return None
+        states: Sequence[Tensor] | None = self._kept.get(self._digest(chunk.sequence, chunk.start))
+        return states
+
+    def _keep(self, sequence: TokenSequence, row: int, end: int) -> None:
+        """Keeps a row's states at the last border of the tokens so far; of an output, only its last ones."""
+        self._slots.lengths[row] = end
+        if self._kept is None or end % self._block_size or end < self._border(sequence):
+            return
+        self._kept.keep(self._digest(sequence, end), self._slots.copy(row))
+        if (before := end - self._block_size) >= len(sequence.request.prompt):
+            self._kept.drop(self._digest(sequence, before))
 
     def _decode(
         self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]
@@ -152,7 +181,7 @@ class StatePasses:
         # With a state of zeros, the first token of a request is as any other one.
         logits = self._run(inputs, 0, len(order), max(1, *starts.values()), (len(order), 1))[:, 0]
         for row, sequence in enumerate(order):
-            self._slots.lengths[row] = starts[sequence] + 1
+            self._keep(sequence, row, starts[sequence] + 1)
         copies = {s: 1 + sum(len(r.places) for r in prompt_rows if r.sequence is s) for s in order}
         return {s: logits[row : row + 1].expand(copies[s], -1) for row, s in enumerate(order)}
 
@@ -160,7 +189,7 @@ class StatePasses:
         inputs = self._builder.build((chunk,), rows)
         row = self._slots.row_of(chunk.sequence)
         logits = self._run(inputs, row, row + 1, chunk.start, (1, chunk.count))[0]
-        self._slots.lengths[row] = chunk.start + chunk.count
+        self._keep(chunk.sequence, row, chunk.start + chunk.count)
         return logits
 
     def _run(self, inputs: ForwardInputs, first: int, last: int, seen: int, shape: tuple[int, int]) -> Tensor:

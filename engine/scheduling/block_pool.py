@@ -13,6 +13,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from engine.prefix_states import PrefixStates
 from engine.request import EngineRequest
 
 BLANK_BLOCK = 0
@@ -62,8 +63,9 @@ def extend_chain(
 class BlockPool:
     """The blocks 1 .. `total`. Each method takes effect completely or not at all."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, states: PrefixStates | None = None) -> None:
         self.total = total
+        self._states = states
         self._ref_counts = [0] * (total + 1)
         self._digest_of: list[bytes | None] = [None] * (total + 1)
         self._block_of: dict[bytes, int] = {}
@@ -81,14 +83,19 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
-    def lookup(self, digests: Iterable[bytes]) -> list[int]:
-        """The cached blocks of the longest prefix of the chain; they get no reference."""
+    def lookup(self, digests: Sequence[bytes]) -> list[int]:
+        """The cached blocks of the longest prefix of the chain, with a state after it where models have one.
+
+        They get no reference.
+        """
         blocks: list[int] = []
         for digest in digests:
             block = self._block_of.get(digest)
             if block is None:
                 break
             blocks.append(block)
+        while self._states is not None and blocks and digests[len(blocks) - 1] not in self._states:
+            blocks.pop()
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -133,6 +140,8 @@ class BlockPool:
             if digest is not None:
                 del self._block_of[digest]
                 self._digest_of[block] = None
+                if self._states is not None:
+                    self._states.drop(digest)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Asserts that references agree with `held`, the block lists of all running requests."""

@@ -123,7 +123,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
         self.counters = tally or SchedulerCounters()
-        self.pool = BlockPool(limits.kv_blocks)
+        self.pool = BlockPool(limits.kv_blocks, limits.prefix_states)
         self.dirty: list[int] = []
         """Freed blocks whose content is not known to be finite. They must be zeroed before the next step: a
         NaN spoils attention even where it is masked."""
@@ -351,6 +351,8 @@ class Scheduler:
             size, images = self.limits.block_size, sequence.request.images
             del cached_blocks[blocks_outside_images(images, len(cached_blocks), size) :]
         fresh_digests = digests[len(cached_blocks) :]
+        if self.limits.prefix_states is not None:
+            del fresh_digests[:-1]  # no state is kept after the others
         pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), fresh_digests))
         sequence.awaited_digest = pending[-1] if pending else None
         if pending:

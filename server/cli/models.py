@@ -55,7 +55,7 @@ def _engine_of(folder: Path) -> tuple[str | None, str]:
         return "llama-server", ", ".join(ggufs)
     if not (folder / "config.json").is_file():
         return None, refusal_without_config(folder)
-    from server.process.load_model import refused_without_torch
+    from server.process.model.load_model import refused_without_torch
 
     try:
         check_files(folder, with_weights=True)

@@ -16,10 +16,7 @@ OTHER_ENGINE = (
     "vLLM or llama.cpp may serve it: see --engine vllm and --engine llama-server in docs/engines.md."
 )
 """The way out of a model that the engine of this process does not compute."""
-_WITH_LLAMA_SERVER = (
-    "start llama-server with it, and set --engine llama-server, --engine-url, and --model to a folder with "
-    "the model's config.json, tokenizer.json and chat template (docs/engines.md)."
-)
+_AS_GGUF = "holdfast serve FILE.gguf, without --engine model, starts llama-server with it (docs/engines.md)."
 _INCOMPLETE = "The download is not complete: fetch the repository's folder again."
 _NO_TEXT = {
     "LMHeadModel": "",
@@ -46,7 +43,7 @@ _MAX_HEADER_BYTES = 100_000_000
 def refusal_without_config(path: Path) -> str:
     """The sentence for a path that has no config.json below it."""
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
+        return f"{path} is a GGUF file, which this engine does not read: {_AS_GGUF}"
     if path.is_file():
         return f"{path} is a file: --model takes its folder, {path.parent}."
     if not path.is_dir():
@@ -66,7 +63,7 @@ def refusal_without_config(path: Path) -> str:
     if adapter := _refusal_of_adapter(path):
         return adapter
     if _has(path, "*.gguf"):
-        return f"{path} has a model as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
+        return f"{path} has a model as GGUF, which this engine does not read: {_AS_GGUF}"
     if (path / "model_index.json").is_file():
         return f"{path} is a diffusion pipeline, which makes pictures: --model takes what writes text."
     if (path / "params.json").is_file():
@@ -142,12 +139,12 @@ def _refusal_of_weights(folder: Path) -> str | None:
         return (
             f"{folder} lacks {missing[0]}, which its {index.name} names. {_INCOMPLETE}" if missing else None
         )
-    if (folder / "model.safetensors").is_file():
+    if (folder / "model.safetensors").is_file() or (folder / "model.gguf").is_symlink():
         return None
     if adapter := _refusal_of_adapter(folder):
         return adapter
     if _has(folder, "*.gguf"):
-        return f"{folder} has its weights as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
+        return f"{folder} has its weights as GGUF, which this engine does not read: {_AS_GGUF}"
     if any(_has(folder, pattern) for pattern in _PICKLED):
         return (
             f"{folder} has its weights as pickles, which run code when they are read: convert them to "

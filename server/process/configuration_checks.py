@@ -18,10 +18,10 @@ from server.embedded_postgres.system_account import EmbeddedError
 from server.errors import ConfigError
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.model_format import ModelFormat
-from server.process import load_model
-from server.process.child_engine import engine_command
-from server.process.find_model import with_model
-from server.process.load_model import engine_config, read_adapters, read_format, refused_without_torch
+from server.process.model import load_model
+from server.process.model.child_engine import engine_command
+from server.process.model.find_model import with_model
+from server.process.model.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
 from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state

@@ -20,9 +20,9 @@ from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
 from server.process.await_database import await_database, find_awaited
-from server.process.find_model import with_model
 from server.process.first_key import require_key
-from server.process.load_model import model_name, read_adapters
+from server.process.model.find_model import with_model
+from server.process.model.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
 from server.process.startup_stages import ProcessEnd, Stored, make_mcp_servers

@@ -18,7 +18,7 @@ from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.tls import ServerCertificate
 from server.process import interrupts
 from server.process.first_key import needs_key
-from server.process.load_model import log_engine
+from server.process.model.load_model import log_engine
 from server.process.server_metrics import ServerMetrics
 from server.process.shutdown import Shutdown
 from server.process.startup_stages import Loaded, Recording, Serving, Stored, record_process

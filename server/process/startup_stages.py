@@ -38,9 +38,9 @@ from server.metrics.refused_requests import WRITE_SECONDS
 from server.metrics.response_counters import Events
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
-from server.process.child_engine import start_engine
 from server.process.ended_key_watch import EndedKeyWatch
-from server.process.load_model import load_model, log_engine
+from server.process.model.child_engine import start_engine
+from server.process.model.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase, load_seal_keys
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder

@@ -11,8 +11,8 @@ import pytest
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
-from server.process.engine_choice import Machine, choose_engine
-from server.process.find_model import with_model
+from server.process.model.engine_choice import Machine, choose_engine
+from server.process.model.find_model import with_model
 from tests.acceptance.sdk_types import check_goes_on
 from tests.fix_server import StartServer
 from tests.support.attached import retrieve
@@ -127,7 +127,7 @@ def test_a_url_where_nothing_answers_is_one_sentence() -> None:
 
 def test_a_gguf_file_for_another_engine_stays_what_it_is(tmp_path: Path) -> None:
     (file := tmp_path / "model.gguf").touch()
-    config = with_model(Config(model=file, engine="model"), lambda _line: None)
+    config = with_model(Config(model=file, engine="scripted"), lambda _line: None)
     assert (config.model, config.gguf) == (file, None)
 
 
@@ -137,7 +137,8 @@ def test_a_gguf_file_for_another_engine_stays_what_it_is(tmp_path: Path) -> None
         (Machine(has_gpu=False, programs=frozenset({"vllm", "llama-server"})), False, "model"),
         (Machine(has_gpu=True, programs=frozenset({"vllm"})), False, "vllm"),
         (Machine(has_gpu=True, programs=frozenset()), False, "model"),
-        (Machine(has_gpu=False, programs=frozenset({"llama-server"})), True, "llama-server"),
+        (Machine(has_gpu=False, programs=frozenset({"llama-server"}), reads_gguf=True), True, "llama-server"),
+        (Machine(has_gpu=True, programs=frozenset({"vllm"}), reads_gguf=True), True, "model"),
     ],
 )
 def test_the_engine_that_fits_is_taken(machine: Machine, is_gguf: bool, engine: str) -> None:

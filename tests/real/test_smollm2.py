@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from server.process.model.engine_choice import this_machine
 from tests.fix_server import Connect, StartServer, running
 from tests.support import llama_server, vllm_server
 from tests.support.server_process import ServerProcess
@@ -24,7 +25,7 @@ from tests.support.smollm2 import FOLDER, GGUF, MISSING
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not FOLDER.is_dir(), reason=MISSING)]
 
 NAME = FOLDER.name
-ENGINES = ("model", "llama-server", "vllm")
+ENGINES = ("model", "GGUF here", "llama-server", "vllm")
 FACTS = {
     "What is the capital of France?": "Paris",
     "What is the capital of Japan?": "Tokyo",
@@ -42,6 +43,10 @@ def server(request: pytest.FixtureRequest, module_database: str) -> Iterator[Ser
     engine: str = request.param
     settings: dict[str, object] = {"engine": engine, "model": FOLDER, "lease_seconds": 2}
     with ExitStack() as stack:
+        if engine == "GGUF here":
+            if not this_machine().reads_gguf:
+                pytest.skip("pip install gguf accelerate")
+            settings |= {"engine": "model", "model": GGUF, "model_name": NAME}
         if engine == "llama-server":
             if not llama_server.EXECUTABLE.is_file():
                 pytest.skip(llama_server.MISSING)

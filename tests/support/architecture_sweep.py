@@ -20,8 +20,10 @@ from tests.unit.engine.model.test_architectures import generate
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
-LENGTHS, COUNT, IDS = (5, 13, 29, 50), 14, 90
+LENGTHS, COUNT, IDS = (5, 13, 29, 50), 24, 90
 """No prompt has ids from `IDS` on: they stand for pictures and sounds."""
+BLOCKS, SENT = 12, 6
+"""Fewer blocks than the requests need in the end; how many tokens there are of an answer that is resumed."""
 
 WAYS = {
     "packed": "packed",
@@ -41,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 def judge(name: str) -> Verdict:
-    """Four prompts together, of which the long ones are computed in chunks, and a second turn."""
+    """Four prompts together, in chunks and preempted; then a second turn, a prefix and a resumed answer."""
     prompts = [[token % IDS for token in make_prompt(length, salt)] for salt, length in enumerate(LENGTHS)]
     try:
         folder, auto = save_tiny(architectures()[name])
@@ -50,18 +52,24 @@ def judge(name: str) -> Verdict:
     except Exception as error:  # noqa: BLE001 - whatever an architecture raises
         return Verdict("untold", f"{type(error).__name__}: {error}")
     try:
-        bench = start_model(folder, token_budget=24, max_running=4)
+        bench = start_model(folder, token_budget=24, max_running=4, kv_blocks=BLOCKS)
     except ModelRefused as error:
         return Verdict("refused", str(error))
     way = bench.executor.model.way
     requests = (make_request(str(n), prompt, COUNT) for n, prompt in enumerate(prompts))
     outcomes = bench.run(*requests)
     second_turn = [*prompts[3], *outcomes[3].tokens, *prompts[1]]
-    (last,) = bench.run(make_request("second turn", second_turn, 10))
+    sent, rest = expected[3][:SENT], expected[3][SENT:]
+    later = [
+        make_request("second turn", second_turn, 10),
+        make_request("prefix", prompts[3], COUNT),
+        make_request("resumed", [*prompts[3], *sent], len(rest), output_offset=SENT),
+    ]
+    found = [outcome.tokens for outcome in [*outcomes, *(bench.run(each)[0] for each in later)]]
+    preempted = bench.engine.stats().preemptions
     bench.engine.close(drain=True)
-    found = [*(outcome.tokens for outcome in outcomes), last.tokens]
-    if found != [*expected, generate(model, second_turn, 10)]:
-        return Verdict("different", f"{found} by {way}")
+    if found != [*expected, generate(model, second_turn, 10), expected[3], rest] or not preempted:
+        return Verdict("different", f"{found} by {way}, preempted {preempted} times")
     return Verdict(way.kind + ", whole" * way.whole_prompts)
 
 

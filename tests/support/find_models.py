@@ -8,7 +8,7 @@ from pathlib import Path
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.process.find_model import with_model
+from server.process.model.find_model import with_model
 
 for name in sys.argv[1:]:
     try:

@@ -37,7 +37,7 @@ SERVER_MODULES = (
     "server.process.serve",
     "tool_servers.browser.mcp_server",
     "mcp.server.fastmcp",
-    "server.process.scripted_model",
+    "server.process.model.scripted_model",
     "engine.scripted_engine",
     "anyio._backends._asyncio",
     "tests.support.fake_vllm_connection",

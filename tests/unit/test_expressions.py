@@ -127,7 +127,7 @@ REACH = {
     "server/hosted_tools/mcp_discovery.py:_HEADER": TEXT,
     "server/hosted_tools/mcp_discovery.py:_VALUE": TEXT,
     "server/generation/hosted_items.py:_URL_IN_TEXT": OUTPUT,
-    "server/process/scripted_model.py": OPERATOR,
+    "server/process/model/scripted_model.py": OPERATOR,
     "server/embedded_postgres/binaries.py": OPERATOR,
     "server/embedded_postgres/data_directory.py": OPERATOR,
     "tool_servers/browser/allowed_web.py:_HOST_NAME": SHORT,

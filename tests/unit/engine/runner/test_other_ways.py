@@ -65,8 +65,42 @@ def test_tokens_equal_those_of_generate_together_and_in_a_second_turn(family: Fa
 
     second_turn = prompts[3] + expected[3] + make_prompt(9, 4)
     (outcome,) = bench.run(make_request("second turn", second_turn, 10))
-    assert outcome.last.usage.cached == 0
+    assert outcome.last.usage.cached == (48 if family.way == "states" else 0)
     assert outcome.tokens == generate(family.reference, second_turn, 10)
+    bench.engine.close(drain=True)
+
+
+def test_a_prefix_that_is_reused_gives_the_tokens_that_it_gives_without(family: Family) -> None:
+    if family.way != "states":
+        pytest.skip("It shares no prefixes.")
+    bench, turn = family.start(), make_prompt(37, 5)
+    cached, expected = [], [0]
+    for number in range(4):
+        (outcome,) = bench.run(make_request(str(number), turn, 20))
+        assert outcome.tokens == generate(family.reference, turn, 20)
+        cached.append(outcome.last.usage.cached)
+        turn = turn + outcome.tokens
+        expected.append((len(turn) - 1) // 16 * 16)  # the last token of an answer is not computed
+        turn += make_prompt(5 + number, number)
+    assert cached == expected[:4]
+    same, other = make_prompt(37, 5), make_prompt(32, 5) + make_prompt(20, 7)
+    for name, prompt, hit in (("the same", same, 32), ("the same beginning", other, 32)):
+        (outcome,) = bench.run(make_request(name, prompt, 20))
+        assert outcome.last.usage.cached == hit
+        assert outcome.tokens == generate(family.reference, prompt, 20)
+    bench.engine.close(drain=True)
+
+
+def test_states_that_are_not_kept_any_more_are_computed_anew(family: Family) -> None:
+    if family.way != "states":
+        pytest.skip("It shares no prefixes.")
+    bench = family.start(kv_blocks=12, max_running=1)
+    prompts = [make_prompt(70, salt) for salt in range(6)]
+    for turn in ("first", "again"):
+        for number, prompt in enumerate(prompts):
+            (outcome,) = bench.run(make_request(f"{turn} {number}", prompt, 12))
+            assert outcome.last.usage.cached == 0
+            assert outcome.tokens == generate(family.reference, prompt, 12)
     bench.engine.close(drain=True)
 
 

@@ -3,6 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.prefix_states import PrefixStates
 from engine.scheduling.block_pool import BLANK_BLOCK, BlockPool, chained_digest, root_digest
 from tests.support.rounds import example_count
 
@@ -45,6 +46,20 @@ def test_a_chain_is_found_as_far_as_it_is_known() -> None:
     assert pool.lookup(digests_of(6)) == blocks
     assert pool.lookup(digests_of(2)) == blocks[:2]
     assert pool.lookup(digests_of(4, salt="another")) == []
+
+
+def test_a_chain_is_found_as_far_as_a_state_is_kept_after_it_and_its_states_go_with_its_blocks() -> None:
+    states = PrefixStates(2)
+    pool = BlockPool(4, states)
+    blocks, digests = filled(pool, 4), digests_of(4)
+    assert pool.lookup(digests) == []
+    for number in (0, 1, 2):
+        states.keep(digests[number], number)
+    assert pool.lookup(digests) == blocks[:3]
+    assert pool.lookup(digests[:1]) == []  # there is room for two
+    pool.uncache(blocks[2:])
+    assert pool.lookup(digests) == blocks[:2]
+    assert (states.get(digests[1]), states.get(digests[2])) == (1, None)
 
 
 def test_a_released_chain_is_found_until_its_blocks_are_needed() -> None:

@@ -12,7 +12,7 @@ from server.model_formats.chat_template.chat_template_format import ChatTemplate
 from server.model_formats.chat_template.template_check import contradictions
 from server.model_formats.model_format import PromptConversation, PromptError
 from server.model_formats.select_format import load_model_format
-from server.process.load_model import load_model
+from server.process.model.load_model import load_model
 from server.protocol.responses.items import InputText, Message
 from tests.support.families import TOOLS, folder_of, format_of
 from tests.support.family_formats import FAMILIES

@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from server.configuration.environment import load
-from server.process.load_model import engine_config
+from server.process.model.load_model import engine_config
 
 
 def reached(**flags: str) -> EngineConfig:

@@ -24,7 +24,7 @@ from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
-from server.process import engine_guard
+from server.process.model import engine_guard
 from server.supervised_thread import SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.engine_server")

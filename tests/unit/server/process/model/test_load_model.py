@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.process.load_model import load_model
+from server.process.model.load_model import load_model
 
 
 def engine_config(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> EngineConfig:

@@ -41,7 +41,7 @@ def load_model(
     check_files(folder, with_weights=config.engine in ("auto", "model"))
     check_template(folder, config.chat_template)
     if config.engine == "scripted":
-        from server.process.scripted_model import scripted_engine
+        from server.process.model.scripted_model import scripted_engine
 
         engine = scripted_engine(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:
@@ -196,11 +196,13 @@ def refused_without_torch() -> Iterator[None]:
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
+    from huggingface_hub import constants
+
     from engine.core.local_engine import load
 
-    adapters = read_adapters(config)
+    adapters, assets = read_adapters(config), Path(constants.HF_ASSETS_CACHE)
     try:
-        requested = engine_config(config, folder, adapters)
+        requested = replace(engine_config(config, folder, adapters), passed_checks=assets / "holdfast")
         with refused_without_torch():
             return load(requested, deliver, say, on_dead)
     except UnsupportedModel as error:

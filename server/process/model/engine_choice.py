@@ -1,6 +1,7 @@
 """`choose_engine`: which engine runs a model where the setting `engine` is `auto`, and why. Pure."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +15,14 @@ class Machine(NamedTuple):
     has_gpu: bool
     programs: frozenset[str]
     """The engines whose programs, of the same names, are on the PATH."""
+    reads_gguf: bool = False
+    """transformers and what it reads GGUF files with are installed."""
 
 
 def this_machine() -> Machine:
     has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
-    return Machine(has_gpu, frozenset(name for name in REMOTE_ENGINES if shutil.which(name)))
+    programs = frozenset(name for name in REMOTE_ENGINES if shutil.which(name))
+    return Machine(has_gpu, programs, all(map(find_spec, ("transformers", "gguf", "accelerate"))))
 
 
 def choose_engine(machine: Machine, *, is_gguf: bool, has_adapters: bool = False) -> tuple[EngineName, str]:
@@ -26,9 +30,12 @@ def choose_engine(machine: Machine, *, is_gguf: bool, has_adapters: bool = False
     if is_gguf:
         if "llama-server" in machine.programs:
             return "llama-server", "the model is a GGUF file"
+        if machine.reads_gguf:
+            return "model", "without llama-server, transformers reads the GGUF file, which takes minutes"
         raise ConfigError(
             "A GGUF file is run by llama.cpp's llama-server, which is not on the PATH: install it, or start "
-            "it elsewhere and set --engine llama-server and --engine-url (docs/engines.md)."
+            "it elsewhere and set --engine llama-server and --engine-url (docs/engines.md). A small one this "
+            "process runs, too, once pip install gguf accelerate has been done."
         )
     if machine.has_gpu and "vllm" in machine.programs and not has_adapters:
         return "vllm", "this machine has a GPU, and vLLM is installed"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
-from server.process.load_model import load_model
+from server.process.model.load_model import load_model
 from tests.support.engines import save_random_model
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 1}
@@ -24,7 +24,7 @@ INDEX = json.dumps(
 )
 ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type": "LORA"})
 MISLEADING = ("trust_remote_code", "http", "--upgrade", "missing_keys", "huggingface.co", "Traceback", "\n")
-LLAMA_SERVER = ("--engine llama-server", "--engine-url", "docs/engines.md")
+LLAMA_SERVER = ("starts llama-server with it", "docs/engines.md")
 VLLM = ("--engine vllm", "docs/engines.md")
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from engine.scripted_engine import FAULT_KINDS, Fault
 from server.errors import ConfigError
-from server.process.scripted_model import read_fault
+from server.process.model.scripted_model import read_fault
 
 
 @pytest.mark.parametrize("kind", FAULT_KINDS)

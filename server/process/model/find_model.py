@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from engine.config import ModelRefused
+from engine.config import GGUF_FILE, ModelRefused
 from engine.remote.gguf_folder import write_folder
 from server.configuration.model_source import EngineUrl, HubModel, read_source
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
@@ -19,8 +19,8 @@ from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.configuration.unusable_models import check_files
 from server.errors import ConfigError
-from server.process.engine_choice import choose_engine, this_machine
-from server.process.running_server import ask_server
+from server.process.model.engine_choice import choose_engine, this_machine
+from server.process.model.running_server import ask_server
 
 
 def with_model(config: Config, say: Callable[[str], None]) -> Config:
@@ -35,7 +35,7 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
     config, why = _with_engine(config, is_gguf=file is not None)
     if isinstance(source, HubModel):
         # Imported for ids only: it brings an HTTP client.
-        from server.process.model_download import download
+        from server.process.model.model_download import download
 
         config = replace(config, model_name=config.model_name or source.repository)
         with_weights = config.engine != "scripted" and (
@@ -49,7 +49,8 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
             file = path
     if why:
         say(f"The engine is {config.engine}: {why}.")
-    if file is None or config.engine != "llama-server":
+    reads = config.engine == "llama-server" or (config.engine == "model" and this_machine().reads_gguf)
+    if file is None or not reads:
         return config
     if config.model is not None and not isinstance(source, HubModel) and config.model != file:
         return replace(config, gguf=file)  # the folder is named beside the file
@@ -57,6 +58,7 @@ def with_model(config: Config, say: Callable[[str], None]) -> Config:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         write_folder(file, folder)
+        (folder / GGUF_FILE).symlink_to(file.resolve())
     except ModelRefused as error:
         raise ConfigError(str(error)) from error
     return replace(config, model=folder, gguf=file, model_name=config.model_name or file.stem)
