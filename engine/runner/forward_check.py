@@ -91,9 +91,9 @@ class ForwardCheck:
         own, end = CachedPasses(self._network, Adapters()).logits, TOKENS - 2
         with torch.inference_mode():
             for row, tokens in enumerate(self._tokens):
-                sequence = _sequence(tokens, 1, TOKENS)
+                sequence = make_sequence(tokens, 1, TOKENS)
                 for start, count in ((0, end), (end, 1), (end + 1, 1)):
-                    (logits,) = _run(own, [(sequence, start, count)], TOKENS)
+                    (logits,) = compute_rows(own, [(sequence, start, count)], TOKENS)
                     self._expected[row, start : start + count] = logits
         return True
 
@@ -113,7 +113,7 @@ class ForwardCheck:
 
     def _short(self, way: ForwardWay, logits: Logits, block_size: int) -> str | None:
         first, second = (
-            _sequence(tokens, 1 + row * -(-TOKENS // block_size), block_size)
+            make_sequence(tokens, 1 + row * -(-TOKENS // block_size), block_size)
             for row, tokens in enumerate(self._tokens)
         )
         end = TOKENS - 2
@@ -128,7 +128,7 @@ class ForwardCheck:
             del steps[2:]  # a pass whatever its tokens: one more would find nothing that these do not
         found: dict[str, list[Tensor]] = {}
         for step in steps:
-            for (sequence, start, count), own in zip(step, _run(logits, step, TOKENS), strict=True):
+            for (sequence, start, count), own in zip(step, compute_rows(logits, step, TOKENS), strict=True):
                 row = 0 if sequence is first else 1
                 part = "tokens after a first chunk" if start else f"prompt {row + 1}"
                 expected = self._expected[row, start : start + count]
@@ -158,17 +158,19 @@ class ForwardCheck:
         if window is None or not fits or length > read_context_length(network.config.get_text_config()):
             return None
         tokens, end = (self._tokens[0] * length)[:length], length - 2
-        sequence, half = _sequence(tokens, 1, block_size), 0 if way.whole_prompts else end - ROWS
+        sequence, half = make_sequence(tokens, 1, block_size), 0 if way.whole_prompts else end - ROWS
         self.blocks_used = max(self.blocks_used, -(-length // block_size))
         self._eager.use(network)
         own = CachedPasses(network, Adapters()).logits
-        expected = [_run(own, [(sequence, *step)], ROWS)[0] for step in ((0, end), (end, 1), (end + 1, 1))]
+        expected = [
+            compute_rows(own, [(sequence, *step)], ROWS)[0] for step in ((0, end), (end, 1), (end + 1, 1))
+        ]
         way.use(network)
         if half:
-            _run(logits, [(sequence, 0, half)], ROWS)
+            compute_rows(logits, [(sequence, 0, half)], ROWS)
         steps = ((half, end - half), (end, 1), (end + 1, 1))
         prompt, *others = [
-            distances(_run(logits, [(sequence, *step)], ROWS)[0], x)
+            distances(compute_rows(logits, [(sequence, *step)], ROWS)[0], x)
             for step, x in zip(steps, expected, strict=True)
         ]
         sequence.blocks = []
@@ -193,7 +195,8 @@ def special_tokens(network: PreTrainedModel) -> set[int]:
     return found
 
 
-def _sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
+def make_sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
+    """A prompt for a check, whose keys and values are in the blocks from `block` on."""
     greedy = SamplingParams(seed=0, temperature=0.0)
     sequence = TokenSequence(
         EngineRequest(request_id="check", prompt=tuple(tokens), max_tokens=1, sampling=greedy)
@@ -202,7 +205,7 @@ def _sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequen
     return sequence
 
 
-def _run(logits: Logits, step: Sequence[tuple[TokenSequence, int, int]], rows: int) -> list[Tensor]:
+def compute_rows(logits: Logits, step: Sequence[tuple[TokenSequence, int, int]], rows: int) -> list[Tensor]:
     """The logits of at most the last `rows` tokens of each chunk of a step."""
     plan = tuple(ScheduledChunk(*chunk) for chunk in step)
     wanted = [

@@ -21,6 +21,7 @@ from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import Adapters, install_adapters
 from engine.prefix_states import PrefixStates
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
+from engine.runner import bits_check
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
 from engine.runner.forward_check import ForwardCheck
@@ -144,6 +145,9 @@ def is_pipelined(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.pipelined is None else config.pipelined
 
 
+MAX_BITS_OPERATIONS = 3e12
+"""The check of bits is made if it takes at most this many: some seconds on a CPU."""
+
 SMALL_MODEL = 20_000_000
 """Below this number of parameters, one CPU thread is faster than several, which wait for each other."""
 
@@ -230,6 +234,26 @@ class ModelRunner:
             raise ModelRefused(f"steps cannot be pipelined: {fault}")
         log.warning("steps are not pipelined, but computed one after the other: %s", fault)
         self.pipelined = False
+
+    def check_bits(self, progress: Callable[[str], None]) -> None:
+        """Says whether a token's logits depend on what is computed beside it."""
+        size, blocks = self._kv_cache.block_size, bits_check.blocks_used(self._kv_cache.block_size)
+        operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
+        if (
+            self.model.way.kind != "packed"
+            or blocks > self._kv_cache.blocks
+            or operations > MAX_BITS_OPERATIONS
+        ):
+            difference: str | None = "it was not tried"
+        else:
+            with self.thread_context():
+                vocab_size = self.model_info.vocab_size
+                difference = bits_check.find_difference_of_bits(self.logits, vocab_size, size)
+            self._kv_cache.scrub(range(1, blocks + 1))
+        if difference is None:
+            progress("answers are the same to the last bit whatever is computed beside them")
+        else:
+            progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
@@ -401,6 +425,7 @@ def _first_right_way(
         if way.reason or faults:
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
+        executor.check_bits(progress)
         return executor, limits
 
     found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
