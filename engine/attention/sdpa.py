@@ -16,7 +16,7 @@ plans anew for every shape, which costs tens of milliseconds and memory that is 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, inf, lcm
 
 import torch
@@ -294,6 +294,7 @@ class GatherSdpaBackend:
         mask = mask.masked_fill_(masked, -inf)[:, None, None]
         if call.sinks is not None:
             block_tables, mask = _with_sink_blocks(block_tables, mask, call.sinks, size)
+            call = replace(call, sinks=None)
         gathered = [_gather(stored, block_tables) for stored in (keys, values)]
         return attend_one_token(call.query, gathered[0], gathered[1], mask, call)
 
@@ -341,12 +342,12 @@ def attend_one_token(
     # Query heads that share a key head are folded into the query positions, so that keys are neither copied
     # nor read twice.
     folded = query.reshape(requests, shared, heads // shared, size)
+    if mask is not None and mask.shape[1] != 1:
+        mask = mask.view(requests, shared, heads // shared, -1)
     if query.device.type == "cpu":
         sinks = None if call.sinks is None else call.sinks.view(1, shared, -1)
         out = attend_in_key_blocks(folded, key, value, mask, call.scale, sinks)
         return out.reshape(requests, heads, value.shape[3])
-    if mask is not None and mask.shape[1] != 1:
-        mask = mask.view(requests, shared, heads // shared, -1)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
     return out.reshape(requests, heads, value.shape[3])
 

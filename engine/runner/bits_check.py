@@ -1,7 +1,7 @@
-"""`find_difference_of_bits`: whether a token's logits depend on what is computed beside it, tried at load time.
+"""`find_difference_of_bits`: whether a token's logits depend on what is computed beside it, tried at load.
 
-A prompt is computed in one step, then in chunks beside another one, the last of a single token. Only where all
-logits are equal to the last bit is an answer the same when it is resumed, preempted, batched otherwise, or
+A prompt is computed in one step, then in chunks beside another one, the last of a single token. If all
+logits are equal to the last bit, an answer is the same when it is resumed, preempted, batched otherwise, or
 begins in a cached prefix.
 """
 
