@@ -5,10 +5,11 @@ With plain weights, oneDNN repacks them in every call, which dominates products 
 In bfloat16, on a processor with AMX, a row's result has the same bits whatever rows are computed beside it.
 oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
 and which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
-rows and threads, with the bits of the product of few rows, and both read the same packed weights.
+rows and threads, with the bits of the product of few rows. So the weights are kept twice, each in a layout of
+its own, where there is memory for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from time import thread_time
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
+
+from engine.kv_cache import free_memory
 
 MIN_WEIGHTS = 2**16
 """Smaller layers are computed faster than oneDNN is called, but only in bfloat16 with the same bits."""
@@ -29,8 +32,15 @@ UNPACKED_ROWS = 3
 PRODUCT_ROWS = 32
 """In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
 
-CONVOLVED_ROWS = (512, 256, 128, 64)
-"""Numbers of rows of a convolution. For some others oneDNN repacks the weights in every call."""
+PICTURE_ROWS = 64
+"""A convolution takes rows as the points of pictures of this width. For some others oneDNN repacks the weights
+in every call."""
+
+MAX_TRIED_ROWS = 512
+"""The rows with which convolutions are tried."""
+
+MEMORY_FACTOR = 2
+"""Weights are packed twice if this many times their bytes are free."""
 
 MAX_SLOWNESS = 8
 """A convolution may take this many times what products of its rows take. One that repacks takes far more."""
@@ -39,54 +49,50 @@ MAX_SLOWNESS = 8
 class PrepackedLinear(nn.Linear):
     """Replaces an `nn.Linear` with the same weights.
 
-    In bfloat16 only the packed weights are kept; other operations on them raise. In float32 both forms are
-    kept, which tied embeddings need anyway.
+    In bfloat16 only packed weights are kept; other operations on them raise. In float32 both forms are kept,
+    which tied embeddings need anyway.
     """
 
-    def __init__(self, plain: nn.Linear, known: dict[tuple[int, ...], tuple[int, ...] | None]) -> None:
-        """`known` has `_convolved_rows` by outputs, inputs and whether there is no bias; it is added to."""
+    def __init__(self, plain: nn.Linear, trials: "ConvolutionTrials | None" = None) -> None:
+        """Without `trials`, any number of rows is computed as one product."""
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
         self.bias, weight = plain.bias, plain.weight.detach()
-        self._convolved_rows: tuple[int, ...] | None = None
+        self._packed_weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
         both = weight.dtype == torch.float32
-        if not both:
-            self._packed_weight = _pack_for_convolution(weight)
-            shape = (*weight.shape, int(self.bias is None))
-            if shape not in known:
-                known[shape] = _convolved_rows(self._packed_weight, self.bias)
-            self._convolved_rows = known[shape]
-        if self._convolved_rows is None:
-            self._packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
+        self._few_rows_only, self._convolution = False, None
+        if trials is not None and not both:
+            convolution = _pack_for_convolution(weight)
+            self._few_rows_only = trials.are_right(self._packed_weight, convolution, self.bias)
+            if self._few_rows_only and not _is_embedding(plain):
+                self._convolution = convolution
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., inputs]` -> `[..., outputs]`."""
         elements = hidden.numel()
         if elements <= self._max_unpacked_elements:
             return linear(hidden, self.weight, self.bias)
-        if self._convolved_rows is None or elements <= PRODUCT_ROWS * self.in_features:
+        if not self._few_rows_only or elements <= PRODUCT_ROWS * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
-        parts = [
-            _multiply(rows[begin:end], self._packed_weight, self.bias)
-            if end - begin <= PRODUCT_ROWS
-            else _convolve(rows[begin:end], size, self._packed_weight, self.bias)
-            for begin, end, size in _split(len(rows), self._convolved_rows)
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.view(*hidden.shape[:-1], self.out_features)
+        return self._compute_in_order(rows).view(*hidden.shape[:-1], self.out_features)
+
+    def _compute_in_order(self, rows: Tensor) -> Tensor:
+        if self._convolution is None:
+            few = torch.split(rows, PRODUCT_ROWS)
+            parts = [_multiply(part, self._packed_weight, self.bias) for part in few]
+            return torch.cat(parts)
+        rest = len(rows) % PICTURE_ROWS
+        if not 0 < rest <= PRODUCT_ROWS:
+            return _convolve(rows, self._convolution, self.bias)
+        first = _convolve(rows[:-rest], self._convolution, self.bias)
+        return torch.cat((first, _multiply(rows[-rest:], self._packed_weight, self.bias)))
 
 
-def _split(rows: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Ranges of rows, each with the size of its convolution: descending ones, then rows to be padded."""
-    begin = 0
-    while begin < rows:
-        left = rows - begin
-        size = next((size for size in sizes if size <= left), 0) or min(sizes, default=PRODUCT_ROWS)
-        end = min(begin + size, rows)
-        yield begin, end, size
-        begin = end
+def _is_embedding(layer: nn.Linear) -> bool:
+    """Whether it is an output embedding, which computes few rows: no convolution is needed."""
+    return layer.out_features >= MIN_OUTPUT_RATIO * layer.in_features
 
 
 def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -94,46 +100,56 @@ def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _convolve(rows: Tensor, size: int, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of the rows, padded to `size` of them, as points of a picture whose channels are inputs."""
-    count = len(rows)
-    points = pad(rows, (0, 0, 0, size - count)).t()[None, :, None]
+def _convolve(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """The product, with inputs as channels and rows, padded to whole pictures, as points."""
+    count, inputs = rows.shape
+    if missing := -count % PICTURE_ROWS:
+        rows = pad(rows, (0, 0, 0, missing))
+    pictures = rows.view(-1, 1, PICTURE_ROWS, inputs).permute(0, 3, 1, 2)
     out: Tensor = torch.ops.mkldnn._convolution_pointwise(
-        points, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], ""
+        pictures, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], ""
     )
-    return out[0, :, 0].t()[:count]
+    return out.permute(0, 2, 3, 1).reshape(-1, out.shape[1])[:count]
 
 
 def _pack_for_convolution(weight: Tensor) -> Tensor:
-    """Weights of four dimensions, which a product reads as those of two."""
-    picture = [1, weight.shape[1], 1, min(CONVOLVED_ROWS)]
+    picture = [1, weight.shape[1], 1, PICTURE_ROWS]
     packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
         weight[:, :, None, None], [0, 0], [1, 1], [1, 1], 1, picture
     )
     return packed
 
 
-def _convolved_rows(packed: Tensor, bias: Tensor | None) -> tuple[int, ...] | None:
-    """Those of `CONVOLVED_ROWS` that are quick; None if a product of few rows has other bits, or is slow.
+class ConvolutionTrials:
+    """Whether convolutions are quick and have the bits of products of few rows; each shape is tried once."""
 
-    An output embedding computes few rows, and is not tried: all of its products are of few rows.
-    """
-    outputs, inputs = packed.shape[:2]
-    dice = torch.Generator().manual_seed(7)
-    sizes = CONVOLVED_ROWS if outputs < MIN_OUTPUT_RATIO * inputs else CONVOLVED_ROWS[-1:]
-    hidden = torch.randn(max(sizes), inputs, generator=dice).bfloat16()
-    expected = _convolve(hidden[: min(sizes)], min(sizes), packed, bias)
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, bool], bool] = {}
+
+    def are_right(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> bool:
+        """The weights of a layer, packed for both."""
+        outputs, inputs = convolution.shape[:2]
+        key = outputs, inputs, bias is None
+        if key not in self._known:
+            self._known[key] = _is_right(product, convolution, bias)
+        return self._known[key]
+
+
+def _is_right(product: Tensor, convolution: Tensor, bias: Tensor | None) -> bool:
+    hidden = torch.randn(MAX_TRIED_ROWS, convolution.shape[1], generator=torch.Generator().manual_seed(7))
+    hidden = hidden.bfloat16()
+    expected = _convolve(hidden[:PICTURE_ROWS], convolution, bias)
     for count in (1, 2, 7, PRODUCT_ROWS):
-        if not torch.equal(_multiply(hidden[:count], packed, bias), expected[:count]):
-            return None
-    unit = min(_seconds(partial(_multiply, hidden[:PRODUCT_ROWS], packed, bias)) for _ in range(3))
-    quick = []
-    for size in sizes:
-        allowed = MAX_SLOWNESS * unit * size / PRODUCT_ROWS
-        part = hidden[:size]
-        if any(_seconds(partial(_convolve, part, size, packed, bias)) <= allowed for _ in range(3)):
-            quick.append(size)
-    return tuple(quick) if outputs < MIN_OUTPUT_RATIO * inputs else ()
+        if not torch.equal(_multiply(hidden[:count], product, bias), expected[:count]):
+            return False
+    if len(convolution) >= MIN_OUTPUT_RATIO * convolution.shape[1]:
+        return True
+    unit = min(_seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) for _ in range(3))
+    for count in (PICTURE_ROWS, MAX_TRIED_ROWS):
+        taken = min(_seconds(partial(_convolve, hidden[:count], convolution, bias)) for _ in range(3))
+        if taken > MAX_SLOWNESS * unit * count / PRODUCT_ROWS:
+            return False
+    return True
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
@@ -145,12 +161,13 @@ def _seconds(compute: Callable[[], Tensor]) -> float:
 def prepack_weights(network: PreTrainedModel) -> None:
     """Replaces the linear layers that gain from packing, in speed or in equal bits."""
     packed: dict[nn.Module, PrepackedLinear] = {}
-    known: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    trials = ConvolutionTrials() if MEMORY_FACTOR * size <= free_memory() else None
     for name, module in list(network.named_modules(remove_duplicate=False)):
         # Not subclasses: quantized layers, for one, compute something else.
         if type(module) is nn.Linear and _is_worth_packing(module):
             if module not in packed:
-                packed[module] = PrepackedLinear(module, known)
+                packed[module] = PrepackedLinear(module, trials)
             network.set_submodule(name, packed[module])
 
 

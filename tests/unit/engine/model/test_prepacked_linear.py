@@ -13,6 +13,7 @@ from engine.model.prepacked_linear import (
     MIN_OUTPUT_RATIO,
     MIN_WEIGHTS,
     UNPACKED_ROWS,
+    ConvolutionTrials,
     PrepackedLinear,
     prepack_weights,
 )
@@ -43,7 +44,7 @@ def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) 
 def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, bias: bool, rows: int) -> None:
     layer = plain(INPUTS, OUTPUTS, dtype, bias=bias)
     hidden = torch.randn(1, rows, INPUTS, dtype=dtype)
-    torch.testing.assert_close(PrepackedLinear(layer, {})(hidden), layer(hidden), atol=near, rtol=near)
+    torch.testing.assert_close(PrepackedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
 
 
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="without AMX the bits depend on the rows")
@@ -52,7 +53,7 @@ def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, b
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     inputs: int, outputs: int, bias: bool
 ) -> None:
-    layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16, bias=bias), {})
+    layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16, bias=bias), ConvolutionTrials())
     hidden = torch.randn(1, 1100, inputs, dtype=torch.bfloat16)
     alone = torch.cat([layer(hidden[:, n : n + 1]) for n in range(40)], dim=1)
     for rows in (2, 31, 32, 33, 64, 65, 100, 188, 300, 512, 700, 1100):
@@ -61,16 +62,16 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
 
 @with_bfloat16
 def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -> None:
-    layer = PrepackedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16), {})
+    layer = PrepackedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16))
     assert (layer.weight.dtype, layer.weight.numel()) == (torch.bfloat16, INPUTS * OUTPUTS)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NotImplementedError):
         nn.functional.linear(torch.randn(1, INPUTS, dtype=torch.bfloat16), layer.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=with_bfloat16)], ids=str)
 def test_an_adapter_may_be_for_an_arranged_layer(dtype: torch.dtype) -> None:
     layer = plain(INPUTS, OUTPUTS, dtype)
-    assert sizes_of(PrepackedLinear(layer, {})) == sizes_of(layer) == (INPUTS, OUTPUTS)
+    assert sizes_of(PrepackedLinear(layer)) == sizes_of(layer) == (INPUTS, OUTPUTS)
 
 
 @pytest.mark.parametrize(
