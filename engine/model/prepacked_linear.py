@@ -33,8 +33,8 @@ PRODUCT_ROWS = 32
 """In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
 
 PICTURE_ROWS = 64
-"""A convolution takes rows as the points of pictures of this width. For some others oneDNN repacks the weights
-in every call."""
+"""A convolution takes rows as the points of pictures of this width. For some others oneDNN repacks the
+weights in every call."""
 
 MAX_TRIED_ROWS = 512
 """The rows with which convolutions are tried."""
