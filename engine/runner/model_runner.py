@@ -245,6 +245,8 @@ class ModelRunner:
             or operations > MAX_BITS_OPERATIONS
         ):
             difference: str | None = "it was not tried"
+        elif "expert" in str(self._network.config.to_dict()):
+            difference = "experts are products whose sums depend on how many tokens they get"
         else:
             with self.thread_context():
                 vocab_size = self.model_info.vocab_size

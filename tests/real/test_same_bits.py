@@ -26,7 +26,9 @@ pytestmark = [
     ),
 ]
 RESPONSES = int(os.environ.get("RESPONSES", "200"))
-JSON = StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+JSON = StructuredOutput(
+    kind="json_schema", text='{"type": "object", "properties": {"a": {"type": "string"}}}'
+)
 Said = tuple[list[int], list[TokenLogprobs]]
 
 

@@ -118,9 +118,7 @@ def test_a_chain_remembers(client: OpenAI) -> None:
 
 
 def test_an_answer_goes_on_after_a_kill(server: ServerProcess, client: OpenAI) -> None:
-    """What was sent stays. The rest may be another than without the kill: in bfloat16 the stored tokens are
-    computed again in chunks, whose sums are rounded otherwise than those of single steps.
-    """
+    """What was sent stays, and what follows is the rest of the same answer or of another."""
     asked = "Write a long story about the keeper of a lighthouse."
     stream = ask(client, asked, background=True, stream=True, max_output_tokens=300)
     before, response_id, last = "", "", 0
