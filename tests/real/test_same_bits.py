@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.request import EngineRequest, StructuredOutput, TokenLogprobs, Tokens
+from tests.support import engines
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.smollm2 import FOLDER, MISSING
 
@@ -58,6 +59,14 @@ def said(bench: Bench, asked: list[EngineRequest]) -> list[Said]:
         told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
         logprobs.append([entry for message in told for entry in message.logprobs or ()])
     return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patience() -> Iterator[None]:
+    """Thousands of tokens take their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "PATIENCE", 3600.0)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """llama.cpp's server in a process of its own, where `make llama-server` or HOLDFAST_LLAMA_SERVER put it."""
 
 import os
+import shlex
 import socket
 import subprocess
 import tempfile
@@ -19,6 +20,10 @@ EXECUTABLE = Path(os.environ.get("HOLDFAST_LLAMA_SERVER", REPOSITORY / ".llama" 
 MISSING = "`make llama-server` builds llama-server"
 PATIENCE = 60.0
 SLOTS = 4
+
+
+OPTIONS = shlex.split(os.environ.get("TEST_LLAMA_OPTIONS", ""))
+"""For machines on which it dies otherwise, such as `--no-repack` where AMX is announced and not allowed."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def start_llama_server(model: Path, *flags: str, context: int = 1024) -> LlamaSe
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        shape = ("-c", str(context * SLOTS), "-np", str(SLOTS), "--threads", "1", "--no-mmap")
+        shape = ("-c", str(context * SLOTS), "-np", str(SLOTS), "--threads", "1", "--no-mmap", *OPTIONS)
         command = (EXECUTABLE, "-m", file, "--port", str(port), *shape, "--metrics", "--no-ui", *flags)
         process = subprocess.Popen(
             list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
