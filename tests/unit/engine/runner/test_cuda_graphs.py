@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.attention.sdpa import GatherSdpaBackend
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.model import loader
 from engine.model.loader import load_model
 from engine.runner.cuda_graphs import GraphReplay, capture_graphs, capture_graphs_or_log, choose_buckets
 from engine.runner.static_decode import GraphBucket, StaticInputs
@@ -39,6 +40,11 @@ def make_buffers_and_cache(config_name: str, device: str) -> tuple[StaticInputs,
     store = KVCache([layer.kv_shape for layer in model.layers], 32, 16, model.dtype, to)
     network = model.network.to(device=to)  # type: ignore[call-arg]
     return StaticInputs(network, store, GatherSdpaBackend(), max(SHAPES)), store
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "prepack_weights", lambda _network: None)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from engine.attention import sdpa
 from engine.attention.paged_attention import PagedAttentionBackend
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.model import loader
 from engine.model.loader import LoadedNetwork, load_model
 from engine.model.lora_layers import install_adapters
 from engine.runner.model_runner import ModelRunner
@@ -66,6 +67,11 @@ def make_sequences() -> list[TokenSequence]:
         sequence.blocks = [row + 1]
         sequences.append(sequence)
     return sequences
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "prepack_weights", lambda _network: None)
 
 
 @pytest.fixture(autouse=True)
