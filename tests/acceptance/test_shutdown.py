@@ -103,7 +103,7 @@ def test_responses_are_accepted_during_the_shutdown_delay_and_refused_after_it(
 def test_connections_are_closed_after_their_answer_or_at_the_end_of_the_shutdown_delay(
     start_server: StartServer,
 ) -> None:
-    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02, shutdown_delay_seconds=1)
+    server = start_server(scripted_tokens=300, scripted_step_seconds=0.02, shutdown_delay_seconds=4)
     busy, idle = (HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
     with create(server.url, HELLO) as stream, closing(busy), closing(idle):
         assert headers_of(busy).get("connection") is None

@@ -57,7 +57,9 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
         if closed_at == "the call":
             loop.close()
         else:
-            monkeypatch.setattr(ToolLoop, "_begin_call", lambda *_arguments: None)  # it never ends by itself
+            monkeypatch.setattr(
+                ToolLoop, "_begin_call", lambda *_arguments, **_named: None
+            )  # it never ends by itself
         bench.feed(tokens(run, [0]), finished(run))
         loop.close()
         bench.recorder.deliver([ToolCallFinished(run.facts.id, len(run.output) - 1, ToolResult("done"))])
