@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import httpx
 
@@ -46,11 +47,11 @@ def run() -> None:
         for turn in range(ROUNDS):
             waiting = _queue(server)
             beside.append(_answers(server, turn, REQUESTS))
-            left = [response for response in waiting if _status(server, response) not in ENDED]
+            left = [response for response in waiting if not _has_ended(server, response)]
             if turn + 1 < ROUNDS:
                 _cancel(server, left)
             else:
-                eventually(partial(_have_ended, server, waiting), within=600)
+                eventually(partial(_are_whole, server, waiting), within=600)
             alone.append(_answers(server, turn, REQUESTS))
             print(f"  {_shown(beside[-1])} beside, {_shown(alone[-1])} after; {len(left)} left", flush=True)
     print(f"  all {IDLE_RESPONSES} of the last round ended with all of their tokens")
@@ -88,21 +89,21 @@ def _cancel(server: ServerProcess, responses: Sequence[str]) -> None:
     """Returns when they have ended."""
     with httpx.Client() as client, ThreadPoolExecutor(SENDERS) as pool:
         list(pool.map(lambda one: client.post(f"{server.api}/responses/{one}/cancel", timeout=60), responses))
-    eventually(lambda: all(_status(server, response) in ENDED for response in responses), within=600)
+    eventually(lambda: all(_has_ended(server, response) for response in responses), within=600)
 
 
-def _status(server: ServerProcess, response: str) -> str:
-    return str(httpx.get(f"{server.api}/responses/{response}", timeout=60).json()["status"])
-
-
-def _have_ended(server: ServerProcess, responses: Sequence[str]) -> bool:
-    return all(_has_ended(server, response) for response in responses)
+def _read(server: ServerProcess, response: str) -> Any:
+    return httpx.get(f"{server.api}/responses/{response}", timeout=60).json()
 
 
 def _has_ended(server: ServerProcess, response: str) -> bool:
-    """Whether it has all of its tokens."""
-    answer = httpx.get(f"{server.api}/responses/{response}", timeout=60).json()
-    return bool(answer["status"] == "incomplete" and answer["usage"]["output_tokens"] == IDLE_TOKENS)
+    return _read(server, response)["status"] in ENDED
+
+
+def _are_whole(server: ServerProcess, responses: Sequence[str]) -> bool:
+    """Whether all have ended with all of their tokens."""
+    answers = (_read(server, response) for response in responses)
+    return all(a["status"] == "incomplete" and a["usage"]["output_tokens"] == IDLE_TOKENS for a in answers)
 
 
 def _answers(server: ServerProcess, seed: int, count: int) -> Latencies:

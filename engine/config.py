@@ -54,7 +54,8 @@ class SchedulerLimits(QueueSettings):
     shares_prefixes: bool = True
     """Keys and values are in the blocks. Else blocks are only counted, and no prefix can be shared."""
     prefix_states: PrefixStates | None = None
-    """Of a model with states: a prefix can be shared up to a block after which they are kept."""
+    """The kept states of linear attention, Mamba or convolutions: a prompt shares a prefix only up to a block
+    after which some are kept. None for models without states, which share any whole block."""
 
     kv_blocks: int
 

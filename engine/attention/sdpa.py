@@ -237,6 +237,7 @@ def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, t
 
 
 def _aligned_end(first: int, last: int) -> int:
+    """The next position from `last` on that is a multiple of `KEY_ALIGNMENT` after `first`."""
     return first - (first - last) // KEY_ALIGNMENT * KEY_ALIGNMENT
 
 

@@ -65,7 +65,7 @@ class PrepackedLinear(nn.Linear):
         if trials is not None and not both:
             convolution = _pack_for_convolution(weight)
             self._few_rows_only = trials.are_right(self._packed_weight, convolution, self.bias)
-            if self._few_rows_only and not _is_embedding(plain):
+            if self._few_rows_only and not _is_embedding(weight):
                 self._convolution = convolution
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -90,9 +90,9 @@ class PrepackedLinear(nn.Linear):
         return torch.cat((first, _multiply(rows[-rest:], self._packed_weight, self.bias)))
 
 
-def _is_embedding(layer: nn.Linear) -> bool:
-    """Whether it is an output embedding, which computes few rows: no convolution is needed."""
-    return layer.out_features >= MIN_OUTPUT_RATIO * layer.in_features
+def _is_embedding(weight: Tensor) -> bool:
+    """Whether they are an output embedding's, which computes few rows: no convolution is needed."""
+    return weight.shape[0] >= MIN_OUTPUT_RATIO * weight.shape[1]
 
 
 def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,7 +142,7 @@ def _is_right(product: Tensor, convolution: Tensor, bias: Tensor | None) -> bool
     for count in (1, 2, 7, PRODUCT_ROWS):
         if not torch.equal(_multiply(hidden[:count], product, bias), expected[:count]):
             return False
-    if len(convolution) >= MIN_OUTPUT_RATIO * convolution.shape[1]:
+    if _is_embedding(convolution):
         return True
     unit = min(_seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) for _ in range(3))
     for count in (PICTURE_ROWS, MAX_TRIED_ROWS):
@@ -179,5 +179,5 @@ def _is_worth_packing(layer: nn.Linear) -> bool:
     if layer.weight.dtype == torch.bfloat16:
         supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return supported
-    gains = layer.weight.numel() >= MIN_WEIGHTS and layer.out_features >= MIN_OUTPUT_RATIO * layer.in_features
+    gains = layer.weight.numel() >= MIN_WEIGHTS and _is_embedding(layer.weight)
     return layer.weight.dtype == torch.float32 and gains

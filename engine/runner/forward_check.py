@@ -52,8 +52,7 @@ class ForwardCheck:
         self._uncached = {"use_cache": False} if accepts else {}
         self._is_exact = network.dtype == torch.float32
         self._tolerance = TOLERANCE.get(network.dtype, LOW_PRECISION)
-        has_experts = "expert" in str(network.config.to_dict())
-        self._right_rows = 1 / 3 if has_experts and not self._is_exact else 1.0
+        self._right_rows = 1 / 3 if has_experts(network) and not self._is_exact else 1.0
         eager = own_attention(network, "eager")
         self._eager = ForwardWay("cached", eager)
         self._expected = self._whole(eager, self._tokens)
@@ -183,6 +182,11 @@ def distances(logits: Tensor, expected: Tensor) -> Tensor:
     spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
     apart: Tensor = (logits.float() - expected.float()).norm(dim=-1) / spread.clamp(min=MIN_SPREAD)
     return apart.nan_to_num(nan=torch.inf).flatten()
+
+
+def has_experts(network: PreTrainedModel) -> bool:
+    """Whether the configuration speaks of experts, under whatever names its family has for them."""
+    return "expert" in str(network.config.to_dict())
 
 
 def special_tokens(network: PreTrainedModel) -> set[int]:

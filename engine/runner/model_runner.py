@@ -24,7 +24,7 @@ from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused,
 from engine.runner import bits_check
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
-from engine.runner.forward_check import ForwardCheck
+from engine.runner.forward_check import ForwardCheck, has_experts
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.passed_checks import PassedCheck
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
@@ -237,15 +237,13 @@ class ModelRunner:
 
     def check_bits(self, progress: Callable[[str], None]) -> None:
         """Says whether a token's logits depend on what is computed beside it."""
-        size, blocks = self._kv_cache.block_size, bits_check.blocks_used(self._kv_cache.block_size)
+        size = self._kv_cache.block_size
+        blocks = bits_check.blocks_used(size)
         operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
-        if (
-            self.model.way.kind != "packed"
-            or blocks > self._kv_cache.blocks
-            or operations > MAX_BITS_OPERATIONS
-        ):
+        fits = blocks <= self._kv_cache.blocks and operations <= MAX_BITS_OPERATIONS
+        if self._passes is not None or not fits:
             difference: str | None = "it was not tried"
-        elif "expert" in str(self._network.config.to_dict()):
+        elif has_experts(self._network):
             difference = "experts are products whose sums depend on how many tokens they get"
         else:
             with self.thread_context():

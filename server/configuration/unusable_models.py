@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.config import GGUF_FILE
 from server.errors import ConfigError
 
 OTHER_ENGINE = (
@@ -139,7 +140,7 @@ def _refusal_of_weights(folder: Path) -> str | None:
         return (
             f"{folder} lacks {missing[0]}, which its {index.name} names. {_INCOMPLETE}" if missing else None
         )
-    if (folder / "model.safetensors").is_file() or (folder / "model.gguf").is_symlink():
+    if (folder / "model.safetensors").is_file() or (folder / GGUF_FILE).is_symlink():
         return None
     if adapter := _refusal_of_adapter(folder):
         return adapter

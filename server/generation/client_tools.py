@@ -94,7 +94,7 @@ _UNREADABLE: dict[str, ShellAction | LocalShellAction | PatchOperation] = {
     "local_shell": LocalShellAction(command=[]),
     "apply_patch": PatchOperation("update_file", "", ""),
 }
-"""What a call has in the place of arguments that cannot be read."""
+"""The empty action or operation, by the tool's type, of a call whose arguments the tool does not take."""
 
 
 def prompt_tool(tool: ClientTool) -> PromptTool:

@@ -78,7 +78,7 @@ class DecodingSpec:
     hosted: HostedTools = HostedTools()
     compaction: CompactionSpec | None = None
     dropped_items: int = 0
-    """Of the turn's prompt, which is without so many of the oldest items."""
+    """How many of the oldest items the turn's prompt leaves out, by `truncation`."""
 
 
 Decoded = list[tuple[Delta, Sequence[Logprob]]]

@@ -11,20 +11,17 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 
-from engine.request import EngineRequest, StructuredOutput, TokenLogprobs, Tokens
+from engine.request import EngineRequest, StructuredOutput, TokenLogprobs
 from tests.support import engines
 from tests.support.engines import Bench, make_request, start_model
+from tests.support.equal_bits import with_equal_bits
 from tests.support.smollm2 import FOLDER, MISSING
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not FOLDER.is_dir(), reason=MISSING),
-    pytest.mark.skipif(
-        not torch.cpu._is_amx_tile_supported(),
-        reason="without AMX the bits depend on what runs together",
-    ),
+    with_equal_bits,
 ]
 RESPONSES = int(os.environ.get("RESPONSES", "200"))
 JSON = StructuredOutput(
@@ -52,15 +49,6 @@ def requests() -> list[EngineRequest]:
     return found
 
 
-def said(bench: Bench, asked: list[EngineRequest]) -> list[Said]:
-    outcomes = bench.run(*asked)
-    logprobs: list[list[TokenLogprobs]] = []
-    for each in asked:
-        told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
-        logprobs.append([entry for message in told for entry in message.logprobs or ()])
-    return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _patience() -> Iterator[None]:
     """Thousands of tokens take their time."""
@@ -72,7 +60,7 @@ def _patience() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def alone() -> Iterator[list[Said]]:
     bench = start()
-    yield [said(bench, [request])[0] for request in requests()]
+    yield [bench.say(request)[0] for request in requests()]
     bench.engine.close(drain=True)
 
 
@@ -85,7 +73,7 @@ def alone() -> Iterator[list[Said]]:
 def test_beside_strangers(alone: list[Said], settings: dict[str, Any], together: int) -> None:
     bench, asked = start(max_running=together, **settings), requests()
     for begin in range(0, RESPONSES, together):
-        assert said(bench, asked[begin : begin + together]) == alone[begin : begin + together]
+        assert bench.say(*asked[begin : begin + together]) == alone[begin : begin + together]
     bench.engine.close(drain=True)
 
 
@@ -101,5 +89,5 @@ def test_resumed_anywhere_by_another_process(alone: list[Said]) -> None:
             max_tokens=request.max_tokens - stored,
             output_offset=stored,
         )
-        assert said(bench, [rest]) == [(tokens[stored:], entries[stored:])]
+        assert bench.say(rest) == [(tokens[stored:], entries[stored:])]
     bench.engine.close(drain=True)

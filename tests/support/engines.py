@@ -27,6 +27,7 @@ from engine.request import (
     Outbound,
     RequestRefused,
     SamplingParams,
+    TokenLogprobs,
     Tokens,
 )
 from engine.scheduling.scheduler import SchedulerOutput
@@ -132,6 +133,15 @@ class Bench:
             for request in rest:
                 self.engine.submit(request)
         return [self.listener.outcome(request.request_id) for request in requests]
+
+    def say(self, *requests: EngineRequest) -> list[tuple[list[int], list[TokenLogprobs]]]:
+        """As `run`: the tokens of each request, and what was told of each token."""
+        outcomes = self.run(*requests)
+        said = []
+        for request, outcome in zip(requests, outcomes, strict=True):
+            told = [m for m in self.listener.of(request.request_id) if isinstance(m, Tokens)]
+            said.append((outcome.tokens, [entry for message in told for entry in message.logprobs or ()]))
+        return said
 
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""

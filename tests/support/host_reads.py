@@ -6,17 +6,36 @@ in engine/device_copies.py only, where they are asynchronous; what is read there
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.config import EngineConfig
+from engine.model import loader
+from engine.model.loader import LoadedNetwork
 
 DATA_DEPENDENT = (
     "_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_static", "masked_select",
     "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave.Tensor",
 )  # fmt: skip
+
+
+def load_without_numbers(config: EngineConfig) -> LoadedNetwork:
+    """A model of the CPU, moved to the device without numbers; its weights are as on a GPU, not packed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "prepack_weights", lambda _network: None)
+        model = loader.load_model(config, lambda _line: None)
+    meta = torch.device("meta")
+    for module in model.network.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(meta))
+    network = model.network.to(device=meta)  # type: ignore[call-arg]
+    return replace(model, network=network, device=meta)
 
 
 class HostRead(AssertionError):

@@ -41,7 +41,7 @@ class ElementCalls(ToolCallFormat):
     before_kind: str = ""
     """The text that may stand between the opener and the call, from `openers[1]` on."""
     after_recipient: str = ""
-    """The text after the name where the opener announces that, which is schemas.repeated in the call."""
+    """The text after the name where the opener announces that, which is repeated in the call."""
     after_string_key: str = ""
     """`argument[1]` of string values, in families that mark them; `after_plain_key` if a model does not."""
     after_plain_key: str = ""

@@ -18,6 +18,7 @@ from engine.model.prepacked_linear import (
     prepack_weights,
 )
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
+from tests.support.equal_bits import with_equal_bits
 from tests.unit.engine.model.test_architectures import generate
 
 INPUTS = 128
@@ -47,7 +48,7 @@ def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, b
     torch.testing.assert_close(PrepackedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
 
 
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="without AMX the bits depend on the rows")
+@with_equal_bits
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 1536), (1536, 576), (100, 44), (64, 2000)])
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(

@@ -13,11 +13,11 @@ from torch import Tensor
 from engine.attention.sdpa import GatherSdpaBackend
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from engine.model import loader
 from engine.model.loader import load_model
 from engine.runner.cuda_graphs import GraphReplay, capture_graphs, capture_graphs_or_log, choose_buckets
 from engine.runner.static_decode import GraphBucket, StaticInputs
 from tests.support.engines import save_random_model
+from tests.support.host_reads import load_without_numbers
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SHAPES = choose_buckets(8, 128, 16, gathers=False)
@@ -32,19 +32,9 @@ def make_buffers_and_cache(config_name: str, device: str) -> tuple[StaticInputs,
     # Experts are computed by other operations, which a GPU has in bfloat16 only.
     dtype = "float32" if device == "cpu" else "bfloat16"
     config = EngineConfig(model=path, device="cpu", dtype=dtype, torch_threads=1)  # type: ignore[arg-type]
-    model = load_model(config, lambda _line: None)
-    to = torch.device(device)
-    for module in model.network.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(to))
-    store = KVCache([layer.kv_shape for layer in model.layers], 32, 16, model.dtype, to)
-    network = model.network.to(device=to)  # type: ignore[call-arg]
-    return StaticInputs(network, store, GatherSdpaBackend(), max(SHAPES)), store
-
-
-@pytest.fixture(autouse=True)
-def _weights_are_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "prepack_weights", lambda _network: None)
+    model = load_model(config, lambda _line: None) if device == "cpu" else load_without_numbers(config)
+    store = KVCache([layer.kv_shape for layer in model.layers], 32, 16, model.dtype, model.device)
+    return StaticInputs(model.network, store, GatherSdpaBackend(), max(SHAPES)), store
 
 
 @pytest.fixture(autouse=True)

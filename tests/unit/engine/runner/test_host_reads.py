@@ -9,15 +9,13 @@ from engine.attention import sdpa
 from engine.attention.paged_attention import PagedAttentionBackend
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from engine.model import loader
-from engine.model.loader import LoadedNetwork, load_model
 from engine.model.lora_layers import install_adapters
 from engine.runner.model_runner import ModelRunner
 from engine.runner.static_decode import GraphBucket, StaticDecoder, StaticInputs
 from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_prompt, make_request, save_random_model
-from tests.support.host_reads import NoHostReads
+from tests.support.host_reads import NoHostReads, load_without_numbers
 
 META = torch.device("meta")
 WANTED: list[dict[str, Any]] = [
@@ -45,19 +43,14 @@ def make_runner(config_name: str, backend: PagedAttentionBackend | None, *, stat
     )
     # On a GPU, experts are computed by operations that there are in bfloat16 only.
     config = EngineConfig(model=path, device="cpu", dtype="bfloat16", torch_threads=1, pipelined=True)
-    model = load_model(config, lambda _line: None)
-    network = model.network.to(device=META)  # type: ignore[call-arg]
-    for module in network.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(META))
+    model = load_without_numbers(config)
     store = KVCache([layer.kv_shape for layer in model.layers], 16, 16, model.dtype, META)
     decoder = None
     if static:
-        inputs = StaticInputs(network, store, backend or Kernel(), GraphBucket(8, 8))
+        inputs = StaticInputs(model.network, store, backend or Kernel(), GraphBucket(8, 8))
         decoder = StaticDecoder(inputs, [GraphBucket(8, 8)], inputs.compute)
-    adapters = install_adapters(network, (), lambda _line: None)
-    on_meta = LoadedNetwork(network, META, model.dtype, model.ways, model.model_info, model.vocabulary)
-    return ModelRunner(on_meta, adapters, config, store, backend, decoder)
+    adapters = install_adapters(model.network, (), lambda _line: None)
+    return ModelRunner(model, adapters, config, store, backend, decoder)
 
 
 def make_sequences() -> list[TokenSequence]:
@@ -67,11 +60,6 @@ def make_sequences() -> list[TokenSequence]:
         sequence.blocks = [row + 1]
         sequences.append(sequence)
     return sequences
-
-
-@pytest.fixture(autouse=True)
-def _weights_are_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "prepack_weights", lambda _network: None)
 
 
 @pytest.fixture(autouse=True)

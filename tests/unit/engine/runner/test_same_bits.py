@@ -1,20 +1,18 @@
 """In bfloat16 a request's tokens and log probabilities are the same whatever the engine does beside them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import torch
 
-from engine.request import EngineRequest, TokenLogprobs, Tokens
+from engine.request import EngineRequest, TokenLogprobs
 from tests.support.engines import Bench, make_request, save_random_model, start_model
+from tests.support.equal_bits import with_equal_bits
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason="without AMX the bits depend on what is computed together"
-)
+pytestmark = with_equal_bits
 WIDE = {"max_position_embeddings": 2048, "hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
 MODELS: dict[str, Callable[[], Path]] = {
     "the demo model": lambda: Path("demo/holdfast-demo"),
@@ -59,19 +57,10 @@ def requests(bench: Bench) -> list[EngineRequest]:
     ]
 
 
-def said(bench: Bench, asked: Sequence[EngineRequest]) -> list[Said]:
-    outcomes = bench.run(*asked)
-    logprobs: list[list[TokenLogprobs]] = []
-    for each in asked:
-        told = [m for m in bench.listener.of(each.request_id) if isinstance(m, Tokens)]
-        logprobs.append([entry for message in told for entry in message.logprobs or ()])
-    return [(outcome.tokens, entries) for outcome, entries in zip(outcomes, logprobs, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def alone(model: Path) -> list[Said]:
     bench = start(model)
-    found = [said(bench, [request])[0] for request in requests(bench)]
+    found = [bench.say(request)[0] for request in requests(bench)]
     bench.engine.close(drain=True)
     assert len({token for tokens, _ in found for token in tokens}) > 10
     return found
@@ -82,17 +71,17 @@ def alone(model: Path) -> list[Said]:
 )
 def test_together_and_in_chunks(model: Path, alone: list[Said], settings: dict[str, Any]) -> None:
     bench = start(model, **settings)
-    assert said(bench, requests(bench)) == alone
+    assert bench.say(*requests(bench)) == alone
     bench.engine.close(drain=True)
 
 
 def test_after_preemption(model: Path, alone: list[Said]) -> None:
     bench = start(model, kv_blocks=13, block_size=16)
     few = [replace(each, max_tokens=60) for each in requests(bench)[:4]]
-    found = said(bench, few)
+    found = bench.say(*few)
     assert bench.engine.stats().preemptions > 0
     assert [(tokens[:COUNT], entries[:COUNT]) for tokens, entries in found] == alone[:4]
-    assert found == [said(bench, [replace(each, request_id=each.request_id + " alone")])[0] for each in few]
+    assert found == [bench.say(replace(each, request_id=each.request_id + " alone"))[0] for each in few]
     bench.engine.close(drain=True)
 
 
@@ -112,5 +101,5 @@ def test_resumed_after_some_tokens_and_with_a_prefix_that_is_cached(model: Path,
             )
             for each, (tokens, _) in zip(requests(bench), alone, strict=True)
         ]
-        assert said(bench, rest) == [(tokens[stored:], entries[stored:]) for tokens, entries in alone]
+        assert bench.say(*rest) == [(tokens[stored:], entries[stored:]) for tokens, entries in alone]
     bench.engine.close(drain=True)
