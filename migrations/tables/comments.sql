@@ -51,7 +51,7 @@ comment on column responses.incomplete_reason is 'max_output_tokens, if that is 
 comment on column responses.request is 'what the response repeats of its request';
 comment on column responses.metadata is 'for search; request has the exact text';
 comment on column responses.key_id is 'the API key of its create';
-comment on column responses.deaths is 'replicas that died while they ran it';
+comment on column responses.deaths is 'deaths of replicas that ran it and had stored nothing new';
 comment on column responses.asked is 'the request without its input: what a run is begun again from';
 comment on column responses.choice is 'its place in the chat completion whose choice it is; null for other responses';
 comment on column responses.size is 'bytes of the row''s contents, and some for the row';

@@ -103,7 +103,8 @@ def wait(process: "subprocess.Popen[bytes]", seconds: float | None) -> int | Non
 
 def run_commands(commands: list[str], seconds: float, most: int, total: int) -> None:
     """Runs each with a shell of its own, `seconds` for all, and prints a JSON array: what each one wrote, at
-    most so many bytes of a stream, and how it ended. The array has at most `total` bytes.
+    most so many bytes of a stream, and how it ended. The array has at most `total` bytes. What has not begun
+    when the time is over does not begin.
     """
     signal.setitimer(signal.ITIMER_REAL, 0)
     deadline = time.monotonic() + seconds
@@ -112,10 +113,12 @@ def run_commands(commands: list[str], seconds: float, most: int, total: int) -> 
         for command in commands:
             streams = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
             words, (out, err) = ["/bin/bash", "-c", command], streams
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
-            code = wait(process, max(0.0, deadline - time.monotonic()))
+            code, left = None, deadline - time.monotonic()
+            if left > 0:
+                process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+                code = wait(process, left)
             outcome: dict[str, object] = {"type": "timeout"}
             if code is not None:
                 outcome = {"type": "exit", "exit_code": code if code >= 0 else 128 - code}

@@ -114,7 +114,7 @@ comment on column admin.responses.request_id is 'x-request-id of its create';
 comment on column admin.responses.metadata is 'what the client has attached';
 comment on column admin.responses.priority is 'a lower number is more urgent';
 comment on column admin.responses.attempt is 'how many replicas have run it';
-comment on column admin.responses.deaths is 'replicas that died while they ran it';
+comment on column admin.responses.deaths is 'deaths of replicas that ran it and had stored nothing new';
 comment on column admin.responses.replica_id is 'the replica that runs it, or ran it last';
 comment on column admin.responses.expires_at is 'when it may be purged; null: never';
 comment on column admin.responses.deleted_at is 'when it was deleted, if later responses still need its items';
@@ -181,7 +181,7 @@ comment on column admin.unfinished.end_user is 'user, else safety_identifier, of
 comment on column admin.unfinished.age is 'since its create';
 comment on column admin.unfinished.cancel_requested is 'since its cancel; null: it is not to be cancelled';
 comment on column admin.unfinished.attempt is 'how many replicas have run it';
-comment on column admin.unfinished.deaths is 'replicas that died while they ran it';
+comment on column admin.unfinished.deaths is 'deaths of replicas that ran it and had stored nothing new';
 comment on column admin.unfinished.replica_id is 'the replica that runs it; null: it waits for one';
 comment on column admin.unfinished.host is 'the replica''s machine';
 comment on column admin.unfinished.pid is 'the replica''s process';

@@ -26,6 +26,8 @@ def test_a_response_is_watched_over_the_death_of_the_replica_that_generates_it(
         stored = client.responses.retrieve(made.id)
         assert stored.output_text.startswith(seen)
         assert page.text_content("#replay-text-0-0") == stored.output_text
-        page.locator("#response", has_text="Deaths").wait_for()
+        page.locator("#response dt", has_text="Attempt").locator("+ dd", has_text="2").wait_for(
+            state="attached"
+        )
         page.locator("#timeline path.takeover").wait_for(state="attached")
         context.close()
