@@ -11,6 +11,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DecodeName = Literal["auto", "eager", "graphs", "static"]
 AttentionName = Literal["auto", "varlen", "flash", "sdpa"]
+PromptLookupName = Literal["auto", "off"]
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 GGUF_FILE = "model.gguf"
@@ -122,11 +123,15 @@ class EngineConfig(QueueSettings):
     `owner/name@commit`. None downloads nothing."""
     pipelined: bool | None = None
     """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
+    prompt_lookup: PromptLookupName = "auto"
+    """`auto` drafts next tokens from the request's own and verifies them in one pass, on a CPU and where steps
+    of more rows cost little (`scheduling.drafts`); answers are the same."""
     passed_checks: Path | None = None
     """The folder that remembers which models have passed the check at load; None remembers none."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
+        names["prompt_lookup"] = PromptLookupName
         for field, known in names.items():
             value = getattr(self, field)
             _require(value in get_args(known), f"{field} {value!r} is not known")

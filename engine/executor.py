@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import FailureCode, ImageText, ModelInfo, PromptLogprobs, TokenLogprobs
+from engine.scheduling.drafts import DraftPlanner
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -45,6 +46,10 @@ class SampledToken:
     token_id: int
     logprobs: TokenLogprobs | None = None
     """None if the request has no `logprobs`."""
+    accepted: tuple["SampledToken", ...] = ()
+    """The tokens after it: this one is the first of the draft, the next one the second, and so on."""
+    rest_failed: bool = False
+    """A row behind these has no token: what the step computed of the rest of the draft may not be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,10 @@ class Executor(Protocol):
     @property
     def pipelined(self) -> bool:
         """The device computes while the host works: a step begins before the last one's tokens are read."""
+
+    @property
+    def drafts(self) -> DraftPlanner | None:
+        """None if a step computes one token of each request that generates."""
 
     def image_text(self, data: bytes, digest: bytes, cache_salt: str, /) -> ImageText:
         """See `engine.request.Engine`; `digest` is the SHA-256 of `data`. Any thread."""

@@ -82,15 +82,16 @@ MIN_CAPACITY = 128
 
 @dataclass(slots=True)
 class ContiguousBuffer:
-    """Rows of one capacity. Beyond its request's tokens a row is zero."""
+    """Rows of one capacity. Beyond its request's tokens a row is zero or has what a draft left there."""
 
     capacity: int
     keys: list[Tensor] = field(default_factory=list)
     """Per layer `[rows, capacity, heads, size]`, as are the values."""
     values: list[Tensor] = field(default_factory=list)
-    requests: list[TokenSequence] = field(default_factory=list)
-    """The requests of the first rows; further rows are free."""
-    filled: list[int] = field(default_factory=list)
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    """What was last written to the first rows; further rows are free."""
+    blocks: list[list[int]] = field(default_factory=list)
+    """The list object of each of these requests; one that has another now was preempted since."""
 
     @property
     def rows(self) -> int:
@@ -98,16 +99,16 @@ class ContiguousBuffer:
 
     def remove(self, row: int) -> None:
         """Frees a row; the last row moves into the gap."""
-        request, filled = self.requests.pop(), self.filled.pop()
-        last = len(self.requests)
+        chunk, blocks = self.chunks.pop(), self.blocks.pop()
+        last = len(self.chunks)
         if row != last:
-            self.requests[row], self.filled[row] = request, filled
+            self.chunks[row], self.blocks[row] = chunk, blocks
             for tensor in (*self.keys, *self.values):
                 tensor[row] = tensor[last]
 
     def resize(self, rows: int, kv_cache: KVCache) -> None:
         """Reallocates with this number of rows, and copies those in use."""
-        in_use = len(self.requests)
+        in_use = len(self.chunks)
         for tensors, templates in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             old = list(tensors)
             tensors.clear()
@@ -119,7 +120,7 @@ class ContiguousBuffer:
 
     def add(self, chunk: ScheduledChunk, kv_cache: KVCache) -> None:
         """Adds a row with the request's computed tokens, copied from its blocks."""
-        row, length = len(self.requests), chunk.start
+        row, length = len(self.chunks), chunk.start
         used = chunk.sequence.blocks[: -(-length // kv_cache.block_size)]
         blocks = torch.tensor(used, dtype=torch.long, device=kv_cache.device)
         for tensors, sources in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
@@ -128,8 +129,22 @@ class ContiguousBuffer:
                     kv_cache.by_block(source).index_select(0, blocks).flatten(0, 1)[:length]
                 )
                 tensor[row, length:] = 0
-        self.requests.append(chunk.sequence)
-        self.filled.append(length)
+        self.chunks.append(chunk)
+        self.blocks.append(chunk.sequence.blocks)
+
+    def goes_on(self, row: int, chunk: ScheduledChunk | None) -> bool:
+        """Whether the row has the keys and values of all tokens before the request's next chunk, and room.
+
+        They are those of the last chunk, as far as its draft was accepted. If that step failed, the next one
+        begins where it did.
+        """
+        last = self.chunks[row]
+        return (
+            chunk is not None
+            and chunk.sequence.blocks is self.blocks[row]
+            and last.start < chunk.start <= last.start + last.count
+            and _fits(chunk, self.capacity)
+        )
 
 
 class ContiguousKVCache:
@@ -137,7 +152,7 @@ class ContiguousKVCache:
 
     On a CPU, gathering the blocks of all requests for every layer and token costs more than attention itself.
     A buffer has a row for each of several requests of similar length; a row is copied from the blocks when
-    its request joins, and grows by a token a step. The blocks stay authoritative: a lost row, or a lack of
+    its request joins, and grows by the tokens of each step. The blocks stay authoritative: a lost row, or a lack of
     room, only costs time. All buffers together have at most as many tokens as the KV cache.
     """
 
@@ -149,13 +164,16 @@ class ContiguousKVCache:
     def arrange(
         self, chunks: Sequence[ScheduledChunk]
     ) -> tuple[list[tuple[ContiguousBuffer, list[ScheduledChunk]]], list[ScheduledChunk]]:
-        """Finds a row for each of these one-token chunks, and counts the token as filled.
+        """Finds a row for each of these chunks of one token and its draft, which count as written.
 
         Returns the buffers in use, each with its chunks in row order, and the chunks without a row.
         """
         chunk_of = {chunk.sequence: chunk for chunk in chunks}
-        self._remove_all_but(chunk_of)
-        placed = {request for buffer in self._buffers.values() for request in buffer.requests}
+        for buffer in self._buffers.values():
+            for row in reversed(range(len(buffer.chunks))):
+                if not buffer.goes_on(row, chunk_of.get(buffer.chunks[row].sequence)):
+                    buffer.remove(row)
+        placed = {chunk.sequence for buffer in self._buffers.values() for chunk in buffer.chunks}
         arrivals: dict[int, list[ScheduledChunk]] = {}
         for chunk in chunks:
             if chunk.sequence not in placed:
@@ -165,48 +183,37 @@ class ContiguousKVCache:
             gathered += group[self._add_rows(capacity, group) :]
         in_use = []
         for buffer in self._buffers.values():
-            if buffer.requests:
-                buffer.filled = [filled + 1 for filled in buffer.filled]
-                in_use.append((buffer, [chunk_of[request] for request in buffer.requests]))
+            if buffer.chunks:
+                buffer.chunks = [chunk_of[chunk.sequence] for chunk in buffer.chunks]
+                in_use.append((buffer, buffer.chunks))
         return in_use, gathered
-
-    def _remove_all_but(self, chunk_of: dict[TokenSequence, ScheduledChunk]) -> None:
-        for buffer in self._buffers.values():
-            starts = [chunk.start if (chunk := chunk_of.get(request)) else -1 for request in buffer.requests]
-            # After a failed step or a preemption, a row's token count differs from the request's.
-            if starts == buffer.filled and (not starts or _fits(max(starts), buffer.capacity)):
-                continue
-            for row in reversed(range(len(starts))):
-                if starts[row] != buffer.filled[row] or not _fits(starts[row], buffer.capacity):
-                    buffer.remove(row)
 
     def _add_rows(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
         """Adds rows for as many of the chunks as there is room for; returns their number."""
         buffer = self._buffers.setdefault(capacity, ContiguousBuffer(capacity))
-        needed = len(buffer.requests) + len(chunks)
+        needed = len(buffer.chunks) + len(chunks)
         if needed > buffer.rows:
             others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
             if others + _next_power_of_two(needed) * capacity > self._max_tokens:
-                self._buffers = {c: b for c, b in self._buffers.items() if b.requests or b is buffer}
+                self._buffers = {c: b for c, b in self._buffers.items() if b.chunks or b is buffer}
                 others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
             rows = min(_next_power_of_two(needed), (self._max_tokens - others) // capacity)
             if rows > buffer.rows:
                 buffer.resize(rows, self._kv_cache)
-        added = min(len(chunks), buffer.rows - len(buffer.requests))
+        added = min(len(chunks), buffer.rows - len(buffer.chunks))
         for chunk in chunks[:added]:
             buffer.add(chunk, self._kv_cache)
         return added
 
 
-def _fits(length: int, capacity: int) -> bool:
-    """Whether a row has room for the next token and a zero after it, for attention sinks."""
-    return length + 2 <= capacity
+def _fits(chunk: ScheduledChunk, capacity: int) -> bool:
+    return chunk.start + chunk.count < capacity
 
 
 def _capacity_for(length: int) -> int:
-    """The smallest capacity with some room to grow, so that the request does not move soon."""
+    """The smallest capacity with room for a token, a draft, and more, so that the request does not move soon."""
     capacity = MIN_CAPACITY
-    while not _fits(length + MIN_CAPACITY // 4, capacity):
+    while length + MIN_CAPACITY // 4 + 2 > capacity:
         capacity *= 2
     return capacity
 

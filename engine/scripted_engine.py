@@ -142,6 +142,7 @@ class _ScriptedExecutor:
         vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
         self._masks = TokenMasks(self.grammars, vocab_size)
         self.pipelined = False
+        self.drafts = None
         self.model_info = ModelInfo(
             vocab_size=config.vocab_size,
             context_length=config.context_length,

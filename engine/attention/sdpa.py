@@ -64,6 +64,8 @@ class PromptChunk:
     """Ranges of positions whose tokens attend to each other in both directions: pictures."""
     two_way_windowed_only: bool = False
     """`two_way` holds in layers with a sliding window only."""
+    row: tuple[ContiguousBuffer, int] | None = None
+    """The buffer and the index in it of a row where the earlier tokens are, if there is one."""
 
     @property
     def total(self) -> int:
@@ -204,9 +206,6 @@ class SdpaForward:
         last = chunk.past + end
         if self._on_cpu:
             last = _aligned_end(first, last)
-        slots = chunk.slots[first:last]
-        if (missing := last - first - len(slots)) > 0:
-            slots = torch.cat((slots, chunk.slots[-1:].expand(missing)))
         memo = (chunk.begin + begin, window, end, two_way)
         if (mask := self._masks.get(memo)) is None:  # `[end - begin, positions + 1]`; the last is for a sink
             position = torch.arange(first, last + 1, device=call.query.device)
@@ -214,14 +213,28 @@ class SdpaForward:
             spans = chunk.two_way if two_way else ()
             mask = self._masks[memo] = _visibility(position, own, window, call.query.dtype, spans)
         mask = mask[None, None]
-        if call.sinks is None or self._on_cpu:
-            mask = mask[..., :-1]
+        has_sink = call.sinks is not None and not self._on_cpu
+        mask = _with_sinks(mask, call.sinks) if has_sink else mask[..., :-1]
+        if chunk.row is None:
+            slots = chunk.slots[first:last]
+            if (missing := last - first + has_sink - len(slots)) > 0:
+                slots = torch.cat((slots, chunk.slots[-1:].expand(missing)))
+            key = self._kv_cache.keys[call.layer].index_select(0, slots)
+            value = self._kv_cache.values[call.layer].index_select(0, slots)
         else:
-            slots = torch.cat((slots, chunk.slots[-1:]))
-            mask = _with_sinks(mask, call.sinks)
-        key = self._kv_cache.keys[call.layer].index_select(0, slots)
-        value = self._kv_cache.values[call.layer].index_select(0, slots)
+            key, value = (tensor[first:last] for tensor in _write_row(chunk.row, chunk, call))
         return attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
+
+
+def _write_row(
+    place: tuple[ContiguousBuffer, int], chunk: PromptChunk, call: LayerCall
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of the row, `[capacity, heads, size]`, after those of the chunk were written to it."""
+    buffer, row = place
+    key, value = buffer.keys[call.layer][row], buffer.values[call.layer][row]
+    key[chunk.past : chunk.total] = call.key[chunk.begin : chunk.end]
+    value[chunk.past : chunk.total] = call.value[chunk.begin : chunk.end]
+    return key, value
 
 
 def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, two_way: bool) -> int:

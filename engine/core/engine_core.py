@@ -75,7 +75,7 @@ class EngineCore(InboxReader):
     ) -> None:
         super().__init__(registry, deliver, metrics.requests)
         self._executor = executor
-        self._scheduler = Scheduler(limits, metrics.counters)
+        self._scheduler = Scheduler(limits, metrics.counters, executor.drafts)
         self._metrics = metrics
         self._watchdog = watchdog
         self._sequences: dict[str, TokenSequence] = {}
@@ -195,11 +195,13 @@ class EngineCore(InboxReader):
         now = monotonic()
         rows = [row for row in zip(pending.sequences, result.sampled, strict=True) if self._is_live(row[0])]
         got_token = frozenset(sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure))
-        self._request_metrics.tokens(got_token, now)
+        several = {seq: 1 + len(each.accepted) for seq, each in rows if isinstance(each, SampledToken) and each.accepted}
+        self._request_metrics.tokens(got_token, now, several)
         for sequence, sampled in rows:
             self._apply_result(in_flight.progress[sequence], sampled)
         if pending.sequences or not self._executor.pipelined:
-            self._metrics.record_step(max(in_flight.began, self._last_read_at), now, len(result.sampled))
+            tokens = len(result.sampled) + sum(several.values()) - len(several)
+            self._metrics.record_step(max(in_flight.began, self._last_read_at), now, tokens)
         self._last_read_at = now
 
     def _is_live(self, sequence: TokenSequence) -> bool:
@@ -213,17 +215,20 @@ class EngineCore(InboxReader):
             self._scheduler.pool.uncache(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
-        self._scheduler.confirm(progress)
-        logprobs = None if result.logprobs is None else (result.logprobs,)
-        self._outbox.append(Tokens(sequence.request.request_id, (result.token_id,), logprobs))
+        tokens = (result, *result.accepted)
+        token_ids = tuple(token.token_id for token in tokens)
+        logprobs = None if result.logprobs is None else tuple(t.logprobs for t in tokens if t.logprobs)
+        self._outbox.append(Tokens(sequence.request.request_id, token_ids, logprobs))
         try:
-            reason = sequence.append(result.token_id)
+            # Ends with the last token at the latest, because no token that ends a request is drafted.
+            reasons = [sequence.append(token_id) for token_id in token_ids]
         except Exception as error:
             log.exception("request %s cannot be handled", sequence.request.request_id)
             self._fail(sequence, "engine_error", describe(error))
             return
-        if reason is not None:
-            self._finish(sequence, reason)
+        self._scheduler.accept(progress, len(result.accepted), rest_failed=result.rest_failed)
+        if reasons[-1] is not None:
+            self._finish(sequence, reasons[-1])
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
         """Fails the request that `error` names, retries smaller after `OutOfMemory`, else fails them all."""
@@ -240,7 +245,7 @@ class EngineCore(InboxReader):
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
         """Halves the token budget after a prefill, else preempts the last request; a lone one fails."""
-        if plan[-1].count > 1 and self._scheduler.halve_budget():
+        if plan[-1].count > 1 and not plan[-1].draft and self._scheduler.halve_budget():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
         if self._scheduler.reduce_running(plan):

@@ -5,7 +5,8 @@ seconds of the caller. The bounds are vLLM's, so that its dashboards and queries
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from engine.scheduling.sequence import TokenSequence
@@ -81,16 +82,29 @@ class RequestMetrics:
     def step(self, tokens: int) -> None:
         self._step_tokens.observe(tokens)
 
-    def tokens(self, rows: frozenset[TokenSequence], now: float) -> None:
-        """Counts a token of each of `rows`: nearly all got the last ones, too, and are observed together."""
+    def tokens(
+        self,
+        rows: frozenset[TokenSequence],
+        now: float,
+        several: Mapping[TokenSequence, int] = MappingProxyType({}),
+    ) -> None:
+        """Counts a token of each of `rows`, or as many as `several` says, which share the time since the last.
+
+        Nearly all got the last ones, too, and are observed together.
+        """
         if not rows:
             return
-        again = len(rows)
+        again = rows
         if rows != self._last_rows:
-            again = len(rows & self._last_rows)
-            self._change_rows(rows, now)
-        if again:
-            self._inter_token_latency.observe(now - self._last_at, again)
+            again = rows & self._last_rows
+            self._change_rows(rows, now, several)
+        gap, alone = now - self._last_at, len(again)
+        for sequence, count in several.items():
+            if sequence in again:
+                alone -= 1
+                self._inter_token_latency.observe(gap / count, count)
+        if alone:
+            self._inter_token_latency.observe(gap, alone)
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
@@ -102,7 +116,9 @@ class RequestMetrics:
             self._time_to_first_token.observe(now - sequence.accepted_at)
         sequence.last_token_at = now
 
-    def _change_rows(self, rows: frozenset[TokenSequence], now: float) -> None:
+    def _change_rows(
+        self, rows: frozenset[TokenSequence], now: float, several: Mapping[TokenSequence, int]
+    ) -> None:
         """Observes those that did not get the last tokens, and notes when the others got theirs."""
         before, self._last_rows = self._last_rows, rows
         for sequence in before - rows:
@@ -112,7 +128,8 @@ class RequestMetrics:
                 sequence.first_token_at = now
                 self._time_to_first_token.observe(now - sequence.accepted_at)
             elif sequence.last_token_at is not None:
-                self._inter_token_latency.observe(now - sequence.last_token_at)
+                count = several.get(sequence, 1)
+                self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
         if sequence in self._last_rows:

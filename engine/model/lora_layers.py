@@ -6,7 +6,7 @@ two products for a segment of rows, with a mask between them if its rows have di
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import torch
@@ -124,7 +124,8 @@ def adapter_step(
 
 def adapter_segments(counts: Sequence[int], adapter_indexes: Sequence[int]) -> list[AdaptedRows]:
     """The segments of the packed row with adapters, for chunks of `counts` tokens, one-token chunks first."""
-    singles = [index for index, count in zip(adapter_indexes, counts, strict=True) if count == 1]
+    leading = takewhile(lambda pair: pair[1] == 1, zip(adapter_indexes, counts, strict=True))
+    singles = [index for index, _ in leading]
     segments = [_segment_of(singles, first, last) for first, last in _index_runs(singles)]
     begin = len(singles)
     for adapter_index, count in list(zip(adapter_indexes, counts, strict=True))[begin:]:

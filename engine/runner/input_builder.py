@@ -38,7 +38,7 @@ class ForwardInputs:
     positions: Tensor
     ends: Tensor
     """Indexes into the packed row of the tokens whose logits are computed: the last token of each chunk (in
-    the order of `sampling_first`), then the rows for prompt logprobs."""
+    the order of `sampling_first`) and its draft, then the rows for prompt logprobs."""
     attention: AttentionStep | None
     """None if no layer attends through the KV cache."""
     adapters: AdapterStep | None
@@ -97,19 +97,25 @@ class PackedRow:
         logit_rows: Sequence[PromptLogitRows],
         adapters: Mapping[str, int],
     ) -> None:
-        """`chunks` are those of the plan in the order of the row. `adapters` maps names to indexes."""
+        """`chunks` are those of the plan in the order of the row, or parts of them: a token and its draft.
+
+        `adapters` maps names to indexes.
+        """
         self._all = array("q")
         self._tensor: Tensor | None = None
         self._chunks = chunks
         token_ids: list[int] = []
         positions: list[int] = []
         begin_of = self.begin_of = dict[TokenSequence, int]()
+        last_of: dict[TokenSequence, list[int]] = {}
         for chunk in chunks:
-            sequence, start, count = chunk.sequence, chunk.start, chunk.count
-            begin_of[sequence] = len(positions)
-            token_ids += sequence.tokens[start : start + count] or PLACEHOLDER_TOKEN
+            sequence, start, count, begin = chunk.sequence, chunk.start, chunk.count, len(positions)
+            begin_of.setdefault(sequence, begin)
+            last = begin + max(count - 1 - len(chunk.draft), 0)
+            last_of.setdefault(sequence, []).extend(range(last, begin + count))
+            token_ids += chunk.token_ids or PLACEHOLDER_TOKEN
             positions += (start,) if count == 1 else range(start, start + count)
-        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in sampling_first(plan)]
+        ends = [index for chunk in sampling_first(plan) for index in last_of[chunk.sequence]]
         for rows in logit_rows:
             ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
         self._adapter_indexes = adapter_indexes_of(chunks, adapters)
@@ -140,6 +146,14 @@ class PackedRow:
         )
 
 
+def _without_draft(chunk: ScheduledChunk) -> ScheduledChunk:
+    return ScheduledChunk(chunk.sequence, chunk.start, 1)
+
+
+def _draft_of(chunk: ScheduledChunk) -> ScheduledChunk:
+    return ScheduledChunk(chunk.sequence, chunk.start + 1, len(chunk.draft), chunk.draft)
+
+
 class InputBuilder:
     """Builds step inputs. On the CPU, decoding requests use the contiguous cache."""
 
@@ -157,29 +171,47 @@ class InputBuilder:
         self._block_offsets = torch.arange(kv_cache.block_size, device=kv_cache.device)
 
     def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
-        """The row: one-token chunks by contiguous buffer, then gathered ones, then prefill chunks."""
+        """The row: one-token chunks by contiguous buffer, then gathered ones, then prefill chunks and drafts.
+
+        A draft is a chunk with its request's last token; or alone, where that token has a row between others.
+        """
         groups: list[tuple[ContiguousBuffer | None, list[ScheduledChunk]]] = []
-        rest = [chunk for chunk in plan if chunk.count == 1]
+        drafts: list[tuple[ScheduledChunk, tuple[ContiguousBuffer, int] | None]] = []
+        rest = [chunk for chunk in plan if chunk.count == 1 or chunk.draft]
         if self._contiguous_cache is not None and rest:
             contiguous, rest = self._contiguous_cache.arrange(rest)
-            groups += contiguous
-        if rest:
+            for buffer, chunks in contiguous:
+                cuts = not all(chunk.draft for chunk in chunks)
+                if cuts:
+                    groups.append((buffer, [_without_draft(chunk) for chunk in chunks]))
+                drafts += [
+                    (_draft_of(chunk) if cuts else chunk, (buffer, row))
+                    for row, chunk in enumerate(chunks)
+                    if chunk.draft
+                ]
+        drafts += [(chunk, None) for chunk in rest if chunk.draft]
+        if rest := [chunk for chunk in rest if not chunk.draft]:
             groups.append((None, rest))
         single = [chunk for _, group in groups for chunk in group]
-        prefills = [chunk for chunk in plan if chunk.count > 1]
+        prefills = drafts + [(chunk, None) for chunk in plan if chunk.count > 1 and not chunk.draft]
+        several = [chunk for chunk, _ in prefills]
         row, size = (
-            PackedRow(plan, [*single, *prefills], logit_rows, self._adapters),
+            PackedRow(plan, [*single, *several], logit_rows, self._adapters),
             self._kv_cache.block_size,
         )
         slots = row.stage([c.sequence.blocks[c.start // size] * size + c.start % size for c in single])
         staged = [self._stage(row, buffer, chunks) for buffer, chunks in groups]
-        blocks = [row.stage(chunk.sequence.blocks[: self._num_blocks(chunk)]) for chunk in prefills]
+        blocks = [row.stage(chunk.sequence.blocks[: self._num_blocks(chunk)]) for chunk in several]
         row.send(self._kv_cache.device)
         decodes = [
             self._decode_rows(row, buffer, chunks, *parts)
             for (buffer, chunks), parts in zip(groups, staged, strict=True)
         ]
-        prompts = [self._prompt_chunk(row, *pair) for pair in zip(prefills, blocks, strict=True)]
+        begins = accumulate((chunk.count for chunk in several), initial=len(single))
+        prompts = [
+            self._prompt_chunk(row, begin, chunk, own, place)
+            for begin, (chunk, place), own in zip(begins, prefills, blocks, strict=False)
+        ]
         slot_parts = [row[slots]] if single else []
         slot_parts += [prompt.slots[prompt.past : -1] for prompt in prompts]
         all_slots = slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts)
@@ -212,13 +244,20 @@ class InputBuilder:
             return ContiguousRows(*ends, buffer, row[slots_or_tables])
         return GatheredRows(*ends, self._kv_cache, row[slots_or_tables].view(len(chunks), -1))
 
-    def _prompt_chunk(self, row: PackedRow, chunk: ScheduledChunk, blocks: slice) -> PromptChunk:
+    def _prompt_chunk(
+        self,
+        row: PackedRow,
+        begin: int,
+        chunk: ScheduledChunk,
+        blocks: slice,
+        place: tuple[ContiguousBuffer, int] | None,
+    ) -> PromptChunk:
         """Expands blocks to slots on the device, because slots are `block_size` times as many."""
-        begin, past, size = row.begin_of[chunk.sequence], chunk.start, self._kv_cache.block_size
+        past, size = chunk.start, self._kv_cache.block_size
         slots = (row[blocks][:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
         slots = torch.cat((slots[: past + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
-        prompt = PromptChunk(begin, begin + chunk.count, past, slots)
+        prompt = PromptChunk(begin, begin + chunk.count, past, slots, row=place)
         if self._two_way is None or not chunk.sequence.request.images:
             return prompt
         spans = self._two_way.spans(chunk.sequence, past, past + chunk.count)

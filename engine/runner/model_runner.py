@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress, islice
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from engine.attention.paged_attention import PagedAttentionBackend, attending
 from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
 from engine.device_copies import AsyncToHost, to_device
-from engine.executor import PendingTokens, RowFailure, StepResult
+from engine.executor import PendingTokens, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, retain_freed_memory
 from engine.model.forward_ways import ForwardWay
@@ -21,7 +22,7 @@ from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import Adapters, install_adapters
 from engine.prefix_states import PrefixStates
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused, describe
-from engine.runner import bits_check
+from engine.runner import bits_check, row_costs
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.cuda_graphs import DecodingChoice, choose_decoding
 from engine.runner.forward_check import ForwardCheck, has_experts
@@ -36,6 +37,7 @@ from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampling_batch import PendingSample, SamplingBatches
 from engine.sampling.token_masks import TokenMasks
+from engine.scheduling.drafts import DraftPlanner
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.weights_digest import digests_by_adapter
@@ -49,7 +51,8 @@ class RunningForward:
 
     executor: "ModelRunner"
     sequences: list[TokenSequence]
-    """In the order of `logits`."""
+    """In the order of `logits`, which have a row for each token of its draft after that of each."""
+    drafts: list[tuple[int, ...]]
     logits: Tensor
     partial_prefills: list[TokenSequence]
     partial_logits: Tensor
@@ -64,7 +67,10 @@ class RunningForward:
 
 
 def _read_step(
-    pending_sample: PendingSample | None, failed: Mapping[int, str], finite: AsyncToHost | None
+    pending_sample: PendingSample | None,
+    failed: Mapping[int, str],
+    drafts: Sequence[tuple[int, ...]],
+    finite: AsyncToHost | None,
 ) -> StepResult:
     """`failed` says by row why no token can be sampled; `finite` has a flag for each partial prefill."""
     with translate_errors():
@@ -72,7 +78,28 @@ def _read_step(
         flags = [] if finite is None else finite.read()[0].tolist()
     for row, sentence in failed.items():
         sampled[row] = RowFailure("engine_error", sentence)
+    if any(drafts):
+        rows = iter(sampled)
+        sampled = [_accept(list(islice(rows, 1 + len(draft))), draft) for draft in drafts]
     return StepResult(sampled, flags)
+
+
+def _accept(rows: Sequence[SampledToken | RowFailure], draft: tuple[int, ...]) -> SampledToken | RowFailure:
+    """The token after the last known one, with those after it that follow from the draft.
+
+    Each was drawn as it would have been alone; it counts if the tokens before it are those of the draft.
+    """
+    first, accepted = rows[0], list[SampledToken]()
+    if isinstance(first, RowFailure):
+        return first
+    last = first
+    for guess, row in zip(draft, rows[1:], strict=True):
+        if last.token_id != guess or isinstance(row, RowFailure):
+            break
+        accepted.append(row)
+        last = row
+    rest_failed = any(isinstance(row, RowFailure) for row in rows)
+    return replace(first, accepted=tuple(accepted), rest_failed=rest_failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +226,8 @@ class ModelRunner:
         self.model_info: ModelInfo = model.model_info
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
         self._masks = TokenMasks(self.grammars, model.model_info.vocab_size)
+        self.drafts: DraftPlanner | None = None
+        self._can_draft = self._passes is None and static is None and backend is None and not self.pipelined
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", SchedulerLimits]:
@@ -255,6 +284,16 @@ class ModelRunner:
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
+    def choose_drafts(self) -> None:
+        """Drafts tokens where they can be computed in one step, by what rows of it cost."""
+        blocks = row_costs.blocks_used(self._kv_cache.block_size)
+        if self._can_draft and self.model.device.type == "cpu" and blocks <= self._kv_cache.blocks:
+            with self.thread_context():
+                seconds = row_costs.measure(self.logits, self._kv_cache.block_size)
+            self._kv_cache.scrub(range(1, blocks + 1))
+            log.info("steps of %s", ", ".join(f"{n} rows take {1000 * t:.1f} ms" for n, t in seconds.items()))
+            self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
+
     @contextmanager
     def thread_context(self) -> Iterator[None]:
         if self._threads is not None:
@@ -297,18 +336,20 @@ class ModelRunner:
         self._adapters.step = None
         deltas = {chunk.sequence: rope.delta for chunk, rope in images.rope}
         logits, requests = self._static.run(plan, bucket, self._device_tokens, deltas)
-        return RunningForward(self, requests, logits[: len(requests)], [], logits[:0], logits[:0], [])
+        return RunningForward(self, requests, [()] * len(requests), logits[: len(requests)], [], logits[:0], logits[:0], [])
 
     def _forward_packed(
         self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]
     ) -> RunningForward:
         logits = self.logits(plan, prompt_rows, images)
-        sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
+        sampling = [chunk for chunk in plan if chunk.samples_token]
+        sequences, drafts = [chunk.sequence for chunk in sampling], [chunk.draft for chunk in sampling]
         partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
-        counts = [len(sequences), len(partial), len(logits) - len(plan)]
+        rows = len(sampling) + sum(map(len, drafts))
+        counts = [rows, len(partial), len(logits) - rows - len(partial)]
         sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
         return RunningForward(
-            self, sequences, sampling_logits, partial, partial_logits, prompt_logits, prompt_rows
+            self, sequences, drafts, sampling_logits, partial, partial_logits, prompt_logits, prompt_rows
         )
 
     def logits(
@@ -359,20 +400,22 @@ class ModelRunner:
         finite = (
             AsyncToHost(forward.partial_logits.amax(dim=1).isfinite()) if forward.partial_prefills else None
         )
-        sequences, logits = forward.sequences, forward.logits
-        rows = [row for row, sequence in enumerate(sequences) if is_live(sequence)]
-        if len(rows) < len(sequences):
-            sequences = [sequences[row] for row in rows]
+        sequences, drafts, logits = forward.sequences, forward.drafts, forward.logits
+        alive = [is_live(sequence) for sequence in sequences]
+        if not all(alive):
+            lives = [live for live, draft in zip(alive, drafts, strict=True) for _ in range(1 + len(draft))]
+            rows = [row for row, live in enumerate(lives) if live]
+            sequences, drafts = list(compress(sequences, alive)), list(compress(drafts, alive))
             logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
         pending_sample, masks = None, None
         if sequences:
-            batch, masks = self._batches.of(sequences), self._masks.of(sequences)
+            batch, masks = self._batches.of(sequences, drafts), self._masks.of(sequences, drafts)
             mask = None if masks is None else partial(apply_masks, masks=masks)
             pending_sample = batch.begin(logits, mask)
         if self.pipelined and pending_sample is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
             self._device_tokens = DeviceTokens(pending_sample.token_ids, places)
-        read = partial(_read_step, pending_sample, {} if masks is None else masks.failed, finite)
+        read = partial(_read_step, pending_sample, {} if masks is None else masks.failed, drafts, finite)
         return PendingTokens(sequences, prompt_logprobs, forward.partial_prefills, read)
 
     def _prompt_logprobs(
@@ -426,6 +469,8 @@ def _first_right_way(
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
         executor.check_bits(progress)
+        if config.prompt_lookup == "auto":
+            executor.choose_drafts()
         return executor, limits
 
     found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)

@@ -7,6 +7,7 @@ and can be rebuilt from earlier output.
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from functools import cache
 from math import inf
 
@@ -60,14 +61,25 @@ class TokenCounts:
     def catch_up(self, tokens: Sequence[int]) -> None:
         """Counts new tokens; `tokens` is prompt and output so far."""
         for token_id in tokens[self._num_counted :]:
-            index = self._index_of.setdefault(token_id, len(self.ids))
-            if index == len(self.ids):
-                self.ids.append(token_id)
-                self.counts.append(0.0)
-                self.biases.append(0.0)
-            self.counts[index] = max(self.counts[index], 0.0) + 1
-            self.changed.append(index)
+            self._count(token_id)
         self._num_counted = len(tokens)
+
+    def _count(self, token_id: int) -> None:
+        index = self._index_of.setdefault(token_id, len(self.ids))
+        if index == len(self.ids):
+            self.ids.append(token_id)
+            self.counts.append(0.0)
+            self.biases.append(0.0)
+        self.counts[index] = max(self.counts[index], 0.0) + 1
+        self.changed.append(index)
+
+    def followed_by(self, token_id: int) -> "TokenCounts":
+        """A copy that has counted a further token."""
+        other = copy(self)
+        other.ids, other.counts, other.biases = self.ids.copy(), self.counts.copy(), self.biases.copy()
+        other.changed, other._index_of = [], self._index_of.copy()
+        other._count(token_id)
+        return other
 
 
 class PenaltyTable:

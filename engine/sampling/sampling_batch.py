@@ -6,7 +6,7 @@ the candidates; one token is sampled. The host gets the results in one transfer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from weakref import WeakKeyDictionary
 
@@ -151,21 +151,44 @@ class SamplingBatches:
         self._device = device
         self._row_samplings: WeakKeyDictionary[TokenSequence, RowSampling] = WeakKeyDictionary()
         self._sequences: list[TokenSequence] = []
+        self._lengths: list[int] = []
         self._batch = SamplingBatch((), vocab_size, device)
 
-    def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
-        if sequences != self._sequences:
-            self._batch = SamplingBatch(
-                [self._row_sampling(s) for s in sequences], self._vocab_size, self._device
-            )
-            self._sequences = sequences
-        for sequence, row_sampling in zip(sequences, self._batch.rows, strict=True):
-            row_sampling.position = len(sequence.tokens)
-            if row_sampling.counts is not None:
+    def of(self, sequences: list[TokenSequence], drafts: Sequence[Sequence[int]] = ()) -> SamplingBatch:
+        """A row for each sequence, and for each token of its draft: what follows it, if it is accepted."""
+        drafts = drafts or [()] * len(sequences)
+        lengths = [len(draft) for draft in drafts]
+        if sequences != self._sequences or lengths != self._lengths or self._has_counts and any(lengths):
+            rows = [
+                row
+                for sequence, draft in zip(sequences, drafts, strict=True)
+                for row in self._rows_of(sequence, draft)
+            ]
+            self._batch = SamplingBatch(rows, self._vocab_size, self._device)
+            self._sequences, self._lengths = sequences, lengths
+        places = [(s, place) for s, length in zip(sequences, lengths, strict=True) for place in range(length + 1)]
+        for (sequence, place), row_sampling in zip(places, self._batch.rows, strict=True):
+            row_sampling.position = len(sequence.tokens) + place
+            if row_sampling.counts is not None and not place:
                 row_sampling.counts.catch_up(sequence.tokens)
             if sequence.request.min_tokens and sequence.request.grammar is None:
-                row_sampling.masked_ids = sequence.ends if sequence.must_not_stop else frozenset()
+                must_not_stop = sequence.must_not_stop_after(place)
+                row_sampling.masked_ids = sequence.ends if must_not_stop else frozenset()
         return self._batch
+
+    @property
+    def _has_counts(self) -> bool:
+        return any(row.counts is not None for row in self._batch.rows)
+
+    def _rows_of(self, sequence: TokenSequence, draft: Sequence[int]) -> list[RowSampling]:
+        rows = [self._row_sampling(sequence)]
+        counts = rows[0].counts
+        if counts is not None:
+            counts.catch_up(sequence.tokens)
+        for token_id in draft:
+            counts = None if counts is None else counts.followed_by(token_id)
+            rows.append(replace(rows[0], counts=counts))
+        return rows
 
     def _row_sampling(self, sequence: TokenSequence) -> RowSampling:
         row_sampling = self._row_samplings.get(sequence)

@@ -7,6 +7,7 @@ preemption or restart, and computed before the logits are there.
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,10 @@ class Masks:
     """By row: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
     failed: dict[int, str] = field(default_factory=dict)
     """By row: why no token can be sampled. Such a row's mask is missing or meaningless."""
+
+
+Drafts = Sequence[Sequence[int]]
+"""For each sequence, guesses of its next tokens, none of which ends it."""
 
 
 class _NoToken(Exception):
@@ -51,22 +56,50 @@ class GrammarMatchers:
         self._compiler = compiler
         self._matchers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
 
-    def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
-        """The masks for the next token of these sequences; None if none of them has a grammar."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
-        if not rows or self._compiler is None:
+    def masks(self, sequences: Sequence[TokenSequence], drafts: Drafts) -> Masks | None:
+        """The masks for the next token of these sequences; None if none of them has a grammar.
+
+        After the row of a sequence come those behind each token of its draft.
+        """
+        if self._compiler is None or all(sequence.request.grammar is None for sequence in sequences):
             return None
-        vocab_size = len(self._compiler.vocabulary.tokens)
         masks = Masks()
-        for row in rows:
-            try:
-                mask = self._compute(self._compiler, sequences[row])
-                masks.of[row] = _with_stop_ids(mask, sequences[row].request.stop_ids, vocab_size)
-            except BaseException as error:  # panics of the library are not Exceptions
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    raise
-                masks.failed[row] = str(error) if isinstance(error, _NoToken) else describe(error)
+        row = 0
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            if sequence.request.grammar is not None:
+                self._add(masks, row, sequence, draft)
+            row += 1 + len(draft)
         return masks
+
+    def _add(self, masks: Masks, row: int, sequence: TokenSequence, draft: Sequence[int]) -> None:
+        assert self._compiler is not None
+        stop_ids, vocab_size = sequence.request.stop_ids, len(self._compiler.vocabulary.tokens)
+        end = row + len(draft)
+        try:
+            masks.of[row] = _with_stop_ids(self._compute(self._compiler, sequence), stop_ids, vocab_size)
+            if not draft:
+                return
+            matcher = self._advanced_matcher(sequence).ll_matcher
+            for token_id in draft:
+                row += 1
+                matcher.consume_tokens([token_id])
+                mask = matcher.compute_bitmask()
+                if matcher.is_error():
+                    raise _NoToken("The grammar failed.")
+                masks.of[row] = _with_stop_ids(mask, stop_ids, vocab_size)
+            if not matcher.rollback(len(draft)):
+                del self._matchers[sequence]
+        except BaseException as error:  # panics of the library are not Exceptions
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            message = str(error) if isinstance(error, _NoToken) else describe(error)
+            masks.failed.update(dict.fromkeys(range(row, end + 1), message))
+            if draft:
+                self._matchers.pop(sequence, None)  # it has consumed some of the draft
+
+    def prefix(self, sequence: TokenSequence, tokens: Sequence[int]) -> Sequence[int]:
+        """The first of these tokens that the sequence's grammar allows next."""
+        return tokens[: self._advanced_matcher(sequence).ll_matcher.validate_tokens(list(tokens))]
 
     def allows(self, sequence: TokenSequence, token_id: int) -> bool:
         """Whether the sequence's grammar allows this token next; faster than a mask. False if it failed."""
@@ -183,6 +216,11 @@ class RequestRules:
             if len(word) > 1:
                 self._words[word[-2]].append(word)
 
+    def copy(self) -> "RequestRules":
+        other = copy(self)
+        other._thinking = copy(self._thinking)
+        return other
+
     def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
         """The mask of allowed tokens, within the grammar's if there is one; None allows all, zeros none."""
         if self._thinking is not None:
@@ -229,22 +267,37 @@ class TokenMasks:
         self._rules: WeakKeyDictionary[TokenSequence, RequestRules] = WeakKeyDictionary()
         self.grammars = GrammarMatchers(compiler)
 
-    def of(self, sequences: Sequence[TokenSequence]) -> Masks | None:
-        """The masks for the next token of these sequences; None if any token may come in all of them."""
-        masks = self.grammars.masks(sequences)
-        ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.request)]
-        if not ruled:
+    def of(self, sequences: Sequence[TokenSequence], drafts: Drafts = ()) -> Masks | None:
+        """The masks for the next token of these sequences; None if any token may come in all of them.
+
+        After the row of a sequence come those behind each token of its draft.
+        """
+        drafts = drafts or [()] * len(sequences)
+        masks = self.grammars.masks(sequences, drafts)
+        if not any(has_rules(sequence.request) for sequence in sequences):
             return masks
         masks = masks or Masks()
-        for row in ruled:
-            if row in masks.failed:
-                continue
-            mask = self._rules_of(sequences[row]).mask(sequences[row].tokens, masks.of.get(row))
-            if mask is not None:
-                masks.of[row] = mask
-                if _is_empty(mask):
-                    masks.failed[row] = "Of the tokens that the request allows none may come here."
+        row = 0
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            if has_rules(sequence.request):
+                self._add_rules(masks, row, sequence, draft)
+            row += 1 + len(draft)
         return masks if masks.of or masks.failed else None
+
+    def _add_rules(self, masks: Masks, row: int, sequence: TokenSequence, draft: Sequence[int]) -> None:
+        rules, tokens = self._rules_of(sequence), sequence.tokens
+        for place in range(row, row + 1 + len(draft)):
+            if place > row:
+                if place == row + 1:
+                    rules, tokens = rules.copy(), tokens.copy()
+                tokens.append(draft[place - row - 1])
+            if place in masks.failed:
+                continue
+            mask = rules.mask(tokens, masks.of.get(place))
+            if mask is not None:
+                masks.of[place] = mask
+                if _is_empty(mask):
+                    masks.failed[place] = "Of the tokens that the request allows none may come here."
 
     def _rules_of(self, sequence: TokenSequence) -> RequestRules:
         rules = self._rules.get(sequence)

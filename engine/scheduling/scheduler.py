@@ -21,6 +21,9 @@ Requests are ordered by (priority, first admission); those never admitted follow
 A request whose next block another one is about to compute waits for it: many requests with one prompt cost
 one prefill. It waits only for running requests of its own or a better priority, which always advance.
 
+A request that generates may get a draft (`drafts`): guessed tokens behind its last one, computed in the same
+step. Those that are then sampled are accepted; keys and values of the others are overwritten by later steps.
+
 A step has tokens of one picture at most. Some models compute a picture whole (`whole_images`: Gemma), because
 its tokens attend to each other in both directions: a step with such a picture may exceed its token budget, by
 less than the picture's tokens. Where prompts are computed whole (`whole_prompts`), a step exceeds its budget
@@ -30,12 +33,13 @@ by less than one prompt.
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from engine.config import SchedulerLimits
 from engine.request import IDLE_PRIORITY, PromptImage
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.drafts import DraftPlanner
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue, admission_order_of
 
@@ -47,11 +51,23 @@ class ScheduledChunk:
     sequence: TokenSequence
     start: int
     count: int
+    draft: tuple[int, ...] = ()
+    """The last tokens of the chunk, if they are guessed; the one before them is the sequence's last."""
+
+    @property
+    def known(self) -> int:
+        """The end of the tokens that are not guessed."""
+        return self.start + self.count - len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Without a token in flight."""
+        return [*self.sequence.tokens[self.start : self.known], *self.draft]
 
     @property
     def samples_token(self) -> bool:
         """The chunk reaches the end of the sequence, so the step samples its next token."""
-        return self.start + self.count == self.sequence.length
+        return self.known == self.sequence.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,10 @@ class SchedulerCounters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of the `draft_tokens`, those that were sampled."""
 
 
 class ImageTurn:
@@ -120,8 +140,14 @@ def blocks_outside_images(images: Sequence[PromptImage], blocks: int, block_size
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, tally: SchedulerCounters | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        tally: SchedulerCounters | None = None,
+        drafts: DraftPlanner | None = None,
+    ) -> None:
         self.limits = limits
+        self._drafts = drafts
         self.counters = tally or SchedulerCounters()
         self.pool = BlockPool(limits.kv_blocks, limits.prefix_states)
         self.dirty: list[int] = []
@@ -197,7 +223,8 @@ class Scheduler:
                 continue
             if length <= len(sequence.blocks) * size or self._grow(sequence):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
-        left = budget - len(singles)
+        drafted = [] if self._drafts is None else self._draft(self._drafts, singles, budget)
+        left = budget - len(singles) - sum(chunk.count for chunk in drafted)
         prompts: list[ScheduledChunk] = []
         turn = ImageTurn(whole_images=self.limits.whole_images)
         for sequence in running:
@@ -209,17 +236,38 @@ class Scheduler:
                 break
             left -= self._add_prefill(prompts, sequence, left, turn)
         singles += [chunk for chunk in prompts if chunk.count == 1]
-        return (*singles, *(chunk for chunk in prompts if chunk.count > 1))
+        return (*singles, *drafted, *(chunk for chunk in prompts if chunk.count > 1))
+
+    def _draft(
+        self, drafts: DraftPlanner, singles: list[ScheduledChunk], budget: int
+    ) -> list[ScheduledChunk]:
+        """Takes those of `singles` that get a draft; half of what the budget leaves is for prompts.
+
+        A draft has free blocks only: no request is preempted for one.
+        """
+        spare = (budget - len(singles)) // 2
+        drafted, size = [], self.limits.block_size
+        for sequence, tokens in drafts.plan([chunk.sequence for chunk in singles], spare).items():
+            missing = self.limits.blocks_for(sequence.length + len(tokens)) - len(sequence.blocks)
+            sequence.blocks += self.pool.allocate(missing) or () if missing > 0 else ()
+            fits = tokens[: len(sequence.blocks) * size - sequence.length]
+            if fits:
+                drafted.append(ScheduledChunk(sequence, sequence.length - 1, 1 + len(fits), tuple(fits)))
+        taken = {chunk.sequence for chunk in drafted}
+        singles[:] = [chunk for chunk in singles if chunk.sequence not in taken]
+        return drafted
 
     def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
         """Records that the step was computed. Returns, for each chunk, the argument for `confirm`."""
         progress = []
         for chunk in plan:
             sequence = chunk.sequence
-            sequence.num_computed_tokens = chunk.start + chunk.count
+            sequence.num_computed_tokens = chunk.known
             progress.append(ComputedBlocks(sequence, sequence.blocks, sequence.num_computed_tokens))
             if chunk.samples_token:
                 self._waiting.charge(sequence)
+            self.counters.drafts += bool(chunk.draft)
+            self.counters.draft_tokens += len(chunk.draft)
         self.counters.computed_tokens += sum(chunk.count for chunk in plan)
         self._calm_steps += 1
         if self._calm_steps >= CALM_STEPS:
@@ -227,6 +275,22 @@ class Scheduler:
             self._max_running = min(self._max_running * 2, self.limits.max_running)
             self._calm_steps = 0
         return progress
+
+    def accept(self, progress: ComputedBlocks, count: int, *, rest_failed: bool) -> None:
+        """Confirms a step that sampled a token, after which `count` tokens of the draft were accepted.
+
+        All of them have been appended. The request is preempted if the rest of the draft may not be finite.
+        """
+        sequence, end = progress.sequence, progress.end + count
+        if sequence.blocks is progress.blocks and count:
+            sequence.num_computed_tokens = end
+            self.counters.accepted_tokens += count
+            self._waiting.charge(sequence, count)
+        self.confirm(replace(progress, end=end))
+        if rest_failed:
+            self._preempt(sequence)
+        elif self._drafts is not None:
+            sequence.num_written_tokens = end  # the rest of the draft is finite, too
 
     def confirm(self, progress: ComputedBlocks) -> None:
         """Records that the computed keys and values are finite, and caches the full blocks.

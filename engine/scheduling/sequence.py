@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.grammar.compiler import CompiledGrammar
 from engine.request import EngineRequest, FinishReason, TokenUsage
 from engine.scheduling.block_pool import extend_chain
+from engine.scheduling.prompt_lookup import PromptLookup
 from engine.stats_snapshot import RequestTimes
 
 
@@ -37,6 +38,8 @@ class TokenSequence:
         """The digest of a block that another request is about to compute for both."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the request first ran; None until then."""
+        self.lookup: PromptLookup | None = None
+        """Drafts of the next tokens; None until some were asked for."""
         self.num_prompt_logprobs_sent = 0
         self.accepted_at = 0.0
         self.started_at: float | None = None
@@ -78,7 +81,11 @@ class TokenSequence:
     @property
     def must_not_stop(self) -> bool:
         """`min_tokens` is not reached, so the next token must not be in `ends`."""
-        return self.output_position < self.request.min_tokens and bool(self.ends)
+        return self.must_not_stop_after(0)
+
+    def must_not_stop_after(self, count: int) -> bool:
+        """Whether this is so after `count` further tokens."""
+        return self.output_position + count < self.request.min_tokens and bool(self.ends)
 
     @property
     def pending_prompt_logprobs(self) -> range:
