@@ -124,8 +124,8 @@ class EngineConfig(QueueSettings):
     pipelined: bool | None = None
     """Begin each step before the previous one's tokens have been read. None is True on a GPU."""
     prompt_lookup: PromptLookupName = "auto"
-    """`auto` drafts next tokens from the request's own and verifies them in one pass, on a CPU and where steps
-    of more rows cost little (`scheduling.drafts`); answers are the same."""
+    """`auto` drafts next tokens from the request's own and verifies them in one pass, on a CPU and while it
+    is worth what further rows of a step cost (`scheduling.drafts`); answers are the same."""
     passed_checks: Path | None = None
     """The folder that remembers which models have passed the check at load; None remembers none."""
 

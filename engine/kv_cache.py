@@ -12,7 +12,6 @@ from torch import Tensor
 from engine.config import EngineConfig, ModelRefused
 from engine.device_copies import to_device
 from engine.scheduling.scheduler import ScheduledChunk
-from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +151,8 @@ class ContiguousKVCache:
 
     On a CPU, gathering the blocks of all requests for every layer and token costs more than attention itself.
     A buffer has a row for each of several requests of similar length; a row is copied from the blocks when
-    its request joins, and grows by the tokens of each step. The blocks stay authoritative: a lost row, or a lack of
-    room, only costs time. All buffers together have at most as many tokens as the KV cache.
+    its request joins, and grows by the tokens of each step. The blocks stay authoritative: a lost row, or a
+    lack of room, only costs time. All buffers together have at most as many tokens as the KV cache.
     """
 
     def __init__(self, kv_cache: KVCache) -> None:
@@ -211,7 +210,7 @@ def _fits(chunk: ScheduledChunk, capacity: int) -> bool:
 
 
 def _capacity_for(length: int) -> int:
-    """The smallest capacity with room for a token, a draft, and more, so that the request does not move soon."""
+    """The smallest capacity with room for a draft and more, so that the request does not move soon."""
     capacity = MIN_CAPACITY
     while length + MIN_CAPACITY // 4 + 2 > capacity:
         capacity *= 2

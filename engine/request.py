@@ -184,6 +184,8 @@ class EngineRequest:
     beams: Beams | None = None
     """Tokens are delivered at the end, all at once. Beams are scored by the model's own logprobs, so sampling
     parameters, grammars and stop strings do not apply; `min_tokens` and stop ids do."""
+    prediction: tuple[int, ...] = ()
+    """The caller's guess of the output, as a source of drafts; it changes no token."""
     output_offset: int = 0
     """This many of the prompt's last tokens are earlier output of the same request. Penalties and
     `min_tokens` count them as output, so an interrupted request continues unchanged."""

@@ -92,6 +92,10 @@ class Stats:
     cached_tokens: int = 0
     """The part of `prompt_tokens` that the prefix cache had."""
     preemptions: int = 0
+    drafts: int = 0
+    """Steps of one request that had a draft; then the tokens of all drafts, and those that were sampled."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     deaths: int = 0
     tokens_per_second: float = 0.0
     """Generated tokens a second, over the last 10 s with work; 0 after 1 s without work."""

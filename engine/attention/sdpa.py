@@ -213,11 +213,11 @@ class SdpaForward:
             spans = chunk.two_way if two_way else ()
             mask = self._masks[memo] = _visibility(position, own, window, call.query.dtype, spans)
         mask = mask[None, None]
-        has_sink = call.sinks is not None and not self._on_cpu
-        mask = _with_sinks(mask, call.sinks) if has_sink else mask[..., :-1]
+        sinks = None if self._on_cpu else call.sinks
+        mask = mask[..., :-1] if sinks is None else _with_sinks(mask, sinks)
         if chunk.row is None:
             slots = chunk.slots[first:last]
-            if (missing := last - first + has_sink - len(slots)) > 0:
+            if (missing := last - first + (sinks is not None) - len(slots)) > 0:
                 slots = torch.cat((slots, chunk.slots[-1:].expand(missing)))
             key = self._kv_cache.keys[call.layer].index_select(0, slots)
             value = self._kv_cache.values[call.layer].index_select(0, slots)

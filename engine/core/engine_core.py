@@ -195,7 +195,11 @@ class EngineCore(InboxReader):
         now = monotonic()
         rows = [row for row in zip(pending.sequences, result.sampled, strict=True) if self._is_live(row[0])]
         got_token = frozenset(sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure))
-        several = {seq: 1 + len(each.accepted) for seq, each in rows if isinstance(each, SampledToken) and each.accepted}
+        several = {
+            seq: 1 + len(each.accepted)
+            for seq, each in rows
+            if isinstance(each, SampledToken) and each.accepted
+        }
         self._request_metrics.tokens(got_token, now, several)
         for sequence, sampled in rows:
             self._apply_result(in_flight.progress[sequence], sampled)

@@ -59,6 +59,9 @@ class EngineMetrics:
             prompt_tokens=self.counters.prompt_tokens,
             cached_tokens=self.counters.cached_tokens,
             preemptions=self.counters.preemptions,
+            drafts=self.counters.drafts,
+            draft_tokens=self.counters.draft_tokens,
+            accepted_tokens=self.counters.accepted_tokens,
             tokens_per_second=self._rate,
             step_seconds=self._step_seconds,
         )

@@ -88,7 +88,7 @@ class RequestMetrics:
         now: float,
         several: Mapping[TokenSequence, int] = MappingProxyType({}),
     ) -> None:
-        """Counts a token of each of `rows`, or as many as `several` says, which share the time since the last.
+        """Counts a token of each of `rows`, or as many as `several` says, at equal times.
 
         Nearly all got the last ones, too, and are observed together.
         """

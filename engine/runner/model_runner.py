@@ -336,7 +336,9 @@ class ModelRunner:
         self._adapters.step = None
         deltas = {chunk.sequence: rope.delta for chunk, rope in images.rope}
         logits, requests = self._static.run(plan, bucket, self._device_tokens, deltas)
-        return RunningForward(self, requests, [()] * len(requests), logits[: len(requests)], [], logits[:0], logits[:0], [])
+        return RunningForward(
+            self, requests, [()] * len(requests), logits[: len(requests)], [], logits[:0], logits[:0], []
+        )
 
     def _forward_packed(
         self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]

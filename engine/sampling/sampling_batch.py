@@ -158,7 +158,7 @@ class SamplingBatches:
         """A row for each sequence, and for each token of its draft: what follows it, if it is accepted."""
         drafts = drafts or [()] * len(sequences)
         lengths = [len(draft) for draft in drafts]
-        if sequences != self._sequences or lengths != self._lengths or self._has_counts and any(lengths):
+        if sequences != self._sequences or lengths != self._lengths or (self._has_counts and any(lengths)):
             rows = [
                 row
                 for sequence, draft in zip(sequences, drafts, strict=True)
@@ -166,7 +166,9 @@ class SamplingBatches:
             ]
             self._batch = SamplingBatch(rows, self._vocab_size, self._device)
             self._sequences, self._lengths = sequences, lengths
-        places = [(s, place) for s, length in zip(sequences, lengths, strict=True) for place in range(length + 1)]
+        places = [
+            (s, place) for s, length in zip(sequences, lengths, strict=True) for place in range(length + 1)
+        ]
         for (sequence, place), row_sampling in zip(places, self._batch.rows, strict=True):
             row_sampling.position = len(sequence.tokens) + place
             if row_sampling.counts is not None and not place:

@@ -56,7 +56,7 @@ class GrammarMatchers:
         self._compiler = compiler
         self._matchers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
 
-    def masks(self, sequences: Sequence[TokenSequence], drafts: Drafts) -> Masks | None:
+    def masks(self, sequences: Sequence[TokenSequence], drafts: Drafts = ()) -> Masks | None:
         """The masks for the next token of these sequences; None if none of them has a grammar.
 
         After the row of a sequence come those behind each token of its draft.
@@ -65,7 +65,7 @@ class GrammarMatchers:
             return None
         masks = Masks()
         row = 0
-        for sequence, draft in zip(sequences, drafts, strict=True):
+        for sequence, draft in zip(sequences, drafts or [()] * len(sequences), strict=True):
             if sequence.request.grammar is not None:
                 self._add(masks, row, sequence, draft)
             row += 1 + len(draft)
@@ -272,13 +272,12 @@ class TokenMasks:
 
         After the row of a sequence come those behind each token of its draft.
         """
-        drafts = drafts or [()] * len(sequences)
         masks = self.grammars.masks(sequences, drafts)
         if not any(has_rules(sequence.request) for sequence in sequences):
             return masks
         masks = masks or Masks()
         row = 0
-        for sequence, draft in zip(sequences, drafts, strict=True):
+        for sequence, draft in zip(sequences, drafts or [()] * len(sequences), strict=True):
             if has_rules(sequence.request):
                 self._add_rules(masks, row, sequence, draft)
             row += 1 + len(draft)

@@ -74,7 +74,7 @@ def _lookup_of(sequence: TokenSequence) -> PromptLookup | None:
         return None  # their positions are not counted one by one
     if sequence.lookup is None:
         output = len(request.prompt) - request.output_offset
-        sequence.lookup = PromptLookup(request.prompt[:output])
+        sequence.lookup = PromptLookup(request.prompt[:output], request.prediction)
     sequence.lookup.advance(sequence.tokens)
     return sequence.lookup
 

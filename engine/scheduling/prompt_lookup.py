@@ -39,6 +39,8 @@ class PromptLookup:
         """How many of the last tokens are those before `_next`."""
         self._next: int | None = None
         """Index of the token that is expected next; None if nothing is."""
+        self.accepted = 0
+        """Output tokens that came where the prediction had them."""
         if prediction:
             self._next, self._matched = 0, LONG
         else:
@@ -51,7 +53,7 @@ class PromptLookup:
     def advance(self, tokens: Sequence[int]) -> None:
         """`tokens` is prompt and output so far."""
         for token in tokens[len(self._tokens) - self._offset :]:
-            self._append(token)
+            self.append(token)
 
     def draft(self, count: int, without: Collection[int] = ()) -> list[int]:
         """At most `count` tokens that may come next; ends before one of `without`."""
@@ -64,18 +66,15 @@ class PromptLookup:
         ends = [place for place, token in enumerate(drafted) if token == BORDER or token in without]
         return drafted[: ends[0]] if ends else drafted
 
-    def from_prediction(self, count: int) -> int:
-        """How many of the next `count` drafted tokens are of the caller's prediction."""
-        return 0 if self._next is None else min(max(self._prediction - self._next, 0), count)
-
     def probability(self, place: int) -> float:
         """Estimate that the drafted token at `place` comes, if those before it do."""
         return self._estimates[_kind(self._matched + place)]
 
-    def _append(self, token: int) -> None:
+    def append(self, token: int) -> None:
         if self._next is not None:
             came, kind = self._tokens[self._next] == token, _kind(self._matched)
             self._estimates[kind] += MEMORY * (came - self._estimates[kind])
+            self.accepted += came and self._next < self._prediction
             self._next, self._matched = (self._next + 1, self._matched + 1) if came else (None, 0)
         self._index()
         self._tokens.append(token)

@@ -110,6 +110,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         text=_text(request),
         structured_outputs=_structured_outputs(request),
         add_special_tokens=bool(request.add_special_tokens),
+        prediction=request.prediction.text if request.prediction else "",
     )
 
 

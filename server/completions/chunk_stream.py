@@ -50,6 +50,8 @@ class FinalChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     prompt_logprobs: list[Any] | None = None
     cumulative_logprob: float = 0.0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     input_messages: list[dict[str, Any]] = []
     output_messages: list[dict[str, Any]] = []
 
@@ -249,11 +251,15 @@ def failure_message(finals: Sequence[FinalChoice]) -> str | None:
 
 def total_usage(prompts: Iterable[Sequence[FinalChoice]], *, with_reasoning: bool) -> CompletionUsage:
     """The usage of a completion: each prompt once, the output of all of its choices."""
-    prompt = cached = output = reasoning = 0
+    prompt = cached = output = reasoning = accepted = rejected = 0
     for finals in prompts:
         usages = [final.usage for final in finals if final.usage]
         prompt += max((usage.input_tokens for usage in usages), default=0)
         cached += max((usage.input_tokens_details.cached_tokens for usage in usages), default=0)
         output += sum(usage.output_tokens for usage in usages)
         reasoning += sum(usage.output_tokens_details.reasoning_tokens for usage in usages)
-    return completion_usage(prompt, cached, output, reasoning if with_reasoning else 0)
+        accepted += sum(final.accepted_prediction_tokens for final in finals)
+        rejected += sum(final.rejected_prediction_tokens for final in finals)
+    return completion_usage(
+        prompt, cached, output, reasoning if with_reasoning else 0, accepted=accepted, rejected=rejected
+    )

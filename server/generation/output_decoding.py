@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
+from engine.scheduling.prompt_lookup import PromptLookup
 from engine.vocabulary import Vocabulary
 from server.generation.hosted_tools_of_response import HostedTools
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
@@ -63,6 +64,8 @@ class DecodingSpec:
     """The final response names the stop string or token that ended it."""
     reports_cumulative_logprob: bool = False
     """The final response has the sum of its tokens' log probabilities."""
+    prediction: Sequence[int] = ()
+    """The final response says how many of these came, where the request predicts them."""
     vocabulary: Vocabulary | None = None
     """Set if log probabilities are reported."""
     tokens_as_ids: bool = False
@@ -138,6 +141,7 @@ class OutputDecoder:
     def __init__(self, spec: DecodingSpec) -> None:
         self.stop_reason: str | int | UnsetType | None = None if spec.reports_stop_reason else UNSET
         self.cumulative_logprob: float | UnsetType = 0.0 if spec.reports_cumulative_logprob else UNSET
+        self._prediction = PromptLookup((), spec.prediction) if spec.prediction else None
         self.token_count = 0
         """Tokens of the output; those after a stop string are none of it."""
         self.lacks_call = spec.must_call
@@ -194,15 +198,27 @@ class OutputDecoder:
             self.stop_reason = token if self.stop_string is None else self.stop_string
 
     def add_to(self, response: Response) -> Response:
-        """The final response with `stop_reason` and `cumulative_logprob`, which only its last event has."""
+        """The final response with `stop_reason` and the like, which only its last event has."""
+        accepted: int | UnsetType = UNSET
+        rejected: int | UnsetType = UNSET
+        if self._prediction is not None:
+            accepted = min(self._prediction.accepted, len(self._spec.prediction))
+            rejected = len(self._spec.prediction) - accepted
         return msgspec.structs.replace(
-            response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
+            response,
+            stop_reason=self.stop_reason,
+            cumulative_logprob=self.cumulative_logprob,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=rejected,
         )
 
     def _feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.add(self.token_count, token_ids, logprobs)
         self.token_count += len(token_ids)
+        if self._prediction is not None:
+            for token_id in token_ids:
+                self._prediction.append(token_id)
         if self.cumulative_logprob is not UNSET and logprobs is not None:
             self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
         if token_ids:

@@ -81,6 +81,11 @@ def _cache_and_steps(stats: Stats, labels: Labels) -> Iterator[Family]:
     used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
     yield gauge("vllm:kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.", used, labels)
     yield counter("vllm:num_preemptions", "Preempted requests.", stats.preemptions, labels)
+    says = "Steps of one request that had a draft of its next tokens."
+    yield counter("vllm:spec_decode_num_drafts", says, stats.drafts, labels)
+    yield counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", stats.draft_tokens, labels)
+    says = "Tokens of drafts that were sampled."
+    yield counter("vllm:spec_decode_num_accepted_tokens", says, stats.accepted_tokens, labels)
     config = {"block_size": str(stats.block_size), "enable_prefix_caching": "True"}
     config |= {"num_gpu_blocks": str(stats.kv_blocks_total), "engine": "0"}
     yield gauge("vllm:cache_config_info", "The KV cache's configuration.", 1, config)

@@ -184,6 +184,7 @@ def _engine_request(
         thinking_budget=thinking_budget(request, served.model_format, prompt.token_ids),
         prompt_logprobs=prompt_logprobs(request),
         beams=beams(request),
+        prediction=prediction(served.model_format, request, model),
         cache_salt=cache_salt(tenant, request),
         fairness_key=tenant if window is None else f"{tenant}\n{window}",
         priority=(request.priority or 0) if window is None else COMPLETION_WINDOWS[window][0],
@@ -238,6 +239,14 @@ def stop_strings(request: CreateResponse) -> tuple[str, ...]:
 
 def wants_logprobs(request: CreateResponse) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+
+
+def prediction(model_format: ModelFormat, request: CreateResponse, model: ModelInfo) -> tuple[int, ...]:
+    """The tokens of a chat's predicted output, as many as the context has. Raises ApiError."""
+    if not isinstance(request, ChoiceRequest) or not request.prediction:
+        return ()
+    most = model.context_length * (model_format.max_chars_per_token or 1)
+    return model_format.encode(request.prediction[:most], special=False)[: model.context_length]
 
 
 def is_ranked(request: CreateResponse) -> bool:

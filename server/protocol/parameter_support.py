@@ -174,13 +174,14 @@ _CHAT: Rows = {
         add_special_tokens="The tokenizer's special tokens around texts, such as a first token, beside those "
         "that the chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",
+        prediction="Drafts of the answer, which this process's own engine verifies several at a time on a CPU; "
+        "the answer is the same without. Usage counts the tokens that came as predicted, and the others.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
     "best_of": _refused("Answers that are not returned are not generated; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),
     "function_call": _refused("It is OpenAI's old form of `tool_choice`.", "none"),
-    "prediction": _ignored("It makes OpenAI's models faster and does not change what they say."),
     "web_search_options": _refused("The tool `web_search` of /v1/responses searches."),
     "moderation": _MODERATION,
 }

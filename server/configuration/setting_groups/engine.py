@@ -89,6 +89,11 @@ class LocalEngineSettings:
         "asynchronous scheduling, a step starts before the last one's tokens are read: on a GPU where it is "
         "right, always or the start fails, or never",
     )
+    prompt_lookup: Literal["auto", "off"] = setting(
+        "auto",
+        "prompt lookup, a step verifies several tokens that the request's own text suggests: on a CPU while "
+        "that is expected to be faster, or never; answers are the same",
+    )
     hang_seconds: float = setting(
         300.0, "seconds after which an engine step counts as hung and the engine as dead", low=1
     )

@@ -176,6 +176,7 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
         block_size=config.block_size,
         decode=DECODES[config.graphs],
         pipelined=PIPELINED[config.ahead],
+        prompt_lookup=config.prompt_lookup,
     )
 
 

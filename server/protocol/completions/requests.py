@@ -84,6 +84,24 @@ class CompletionParameters(SharedParameters, frozen=True, kw_only=True):
     user: Annotated[str, Meta(max_length=512)] | None = None
 
 
+class PredictedText(msgspec.Struct, frozen=True):
+    text: str
+    type: Literal["text"]
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """OpenAI's predicted output: content that the answer may repeat."""
+
+    content: str | list[PredictedText]
+    type: Literal["content"]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -107,6 +125,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
     modalities: list[str] | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
@@ -168,6 +187,8 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     """The choice's rank among the beams; 0 is the best."""
     length_penalty: float = 1.0
     """The beam search's exponent for length normalization."""
+    prediction: str = ""
+    """The text that the answer may repeat; the Response says how many of its tokens did."""
     ranked: bool = False
     """The Response has `cumulative_logprob`, by which `best_of` ranks choices."""
 

@@ -279,6 +279,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Choices of completions have it: the stop string or stop token id that ended the output."""
     cumulative_logprob: float | UnsetType = UNSET
     """Choices ranked by `best_of` have it: the sum of the logprobs of all output tokens."""
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Choices of chats with a `prediction` have it: tokens of it that the output has, and others."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +317,8 @@ ONLY_IN_LAST_EVENT = (
     "prompt_logprobs",
     "stop_reason",
     "cumulative_logprob",
+    "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
 )
 
 
@@ -361,6 +366,8 @@ class _LastResponse(msgspec.Struct):
     output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _LastEvent(msgspec.Struct):
@@ -373,8 +380,10 @@ def wants_token_dump(request: str | None) -> bool:
 
 
 def may_have_stop_reason(request: str | None) -> bool:
-    """Whether a stored request has stop strings or tokens, so that its last event has a `stop_reason`."""
-    return request is not None and ('"stop":' in request or '"stop_token_ids":' in request)
+    """Whether a stored request has stop strings or tokens, or a prediction, of which its last event tells."""
+    return request is not None and any(
+        f'"{name}":' in request for name in ("stop", "stop_token_ids", "prediction")
+    )
 
 
 def restore_token_dump(response: Response, last_event: str) -> Response:

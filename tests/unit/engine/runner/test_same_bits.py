@@ -76,11 +76,11 @@ def test_together_and_in_chunks(model: Path, alone: list[Said], settings: dict[s
 
 
 def test_after_preemption(model: Path, alone: list[Said]) -> None:
-    bench = start(model, kv_blocks=13, block_size=16)
-    few = [replace(each, max_tokens=60) for each in requests(bench)[:4]]
+    bench = start(model, kv_blocks=11, block_size=16)
+    few = [replace(each, max_tokens=60) for each in requests(bench)[3::-1]]
     found = bench.say(*few)
     assert bench.engine.stats().preemptions > 0
-    assert [(tokens[:COUNT], entries[:COUNT]) for tokens, entries in found] == alone[:4]
+    assert [(tokens[:COUNT], entries[:COUNT]) for tokens, entries in found] == alone[3::-1]
     assert found == [bench.say(replace(each, request_id=each.request_id + " alone"))[0] for each in few]
     bench.engine.close(drain=True)
 

@@ -84,6 +84,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),
     "ahead": ("off", "off"),
+    "prompt_lookup": ("off", "off"),
     "oidc_issuer": ("https://login.example", "https://login.example"),
     "oidc_audience": ("https://api.example", "https://api.example"),
     "oidc_tenant_claim": ("org", "org"),

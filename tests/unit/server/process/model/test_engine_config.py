@@ -25,6 +25,8 @@ def reached(**flags: str) -> EngineConfig:
         ({"graphs": "off"}, {"decode": "eager"}),
         ({"ahead": "on"}, {"pipelined": True}),
         ({"ahead": "off"}, {"pipelined": False}),
+        ({}, {"prompt_lookup": "auto"}),
+        ({"prompt_lookup": "off"}, {"prompt_lookup": "off"}),
         ({"block_size": "256"}, {"block_size": 256}),
         ({}, {"token_budget": None, "max_running": None}),
         ({"token_budget": "4096", "max_running": "32"}, {"token_budget": 4096, "max_running": 32}),
