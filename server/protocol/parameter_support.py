@@ -174,7 +174,7 @@ _CHAT: Rows = {
         add_special_tokens="The tokenizer's special tokens around texts, such as a first token, beside those "
         "that the chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",
-        prediction="Drafts of the answer, which this process's own engine verifies several at a time on a CPU; "
+        prediction="Drafts of the answer, of which this process's own engine verifies several at once; "
         "the answer is the same without. Usage counts the tokens that came as predicted, and the others.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
