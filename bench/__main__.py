@@ -24,6 +24,7 @@ BENCHES = (
     "engine_batching",
     "engine_arrivals",
     "engine_turns",
+    "engine_lookup",
     "engine_host",
     "engine_resume",
     "engine_adapters",

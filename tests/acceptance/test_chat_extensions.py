@@ -54,6 +54,23 @@ def test_tokens_are_those_of_the_prompt_and_of_the_answer(client: OpenAI, tokeni
     assert found.choices == told.choices
 
 
+def test_a_prediction_is_counted_and_changes_no_word(client: OpenAI) -> None:
+    text = "Repeat: the red fox jumps over the lazy dog near the old river"
+    said: list[Any] = [{"role": "user", "content": text}]
+    plain = ask(client, said)
+    answer = plain.choices[0].message.content
+    prediction: Any = {"type": "content", "content": [{"type": "text", "text": answer + " and sleeps"}]}
+    found = ask(client, said, prediction=prediction, store=True)
+    *_, last = ask(client, said, prediction=prediction, stream=True, stream_options={"include_usage": True})
+    assert last.usage.completion_tokens_details == found.usage.completion_tokens_details
+    assert found.choices[0].message == plain.choices[0].message
+    details = found.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens >= found.usage.completion_tokens - 2
+    assert details.rejected_prediction_tokens > 0
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert client.chat.completions.retrieve(found.id).usage == found.usage
+
+
 def test_streamed_tokens_and_usage_come_with_what_they_say(client: OpenAI) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     whole = ask(client, HELLO, return_token_ids=True)

@@ -16,6 +16,7 @@ from tests.fix_server import PACED, StartServer
 from tests.support.attached import HTTP, PATIENCE_S, Body, output_text, retrieve, status
 from tests.support.engines import save_random_model
 from tests.support.eventually import eventually
+from tests.support.scraped import scrape
 from tests.support.server_process import MODEL
 from tests.support.sse import create, text_of
 
@@ -90,6 +91,28 @@ def test_a_model_with_states_that_is_killed_goes_on_with_the_same_tokens(
     assert len(seen) < len(output_text(final))
     assert output_text(final) == output_text(undisturbed)
     assert final["usage"]["output_tokens"] == undisturbed["usage"]["output_tokens"] > 20
+
+
+def test_a_model_that_is_killed_while_drafts_are_accepted_goes_on_with_the_same_tokens(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    folder = copied(tmp_path)
+    ask = {**ASK, "input": f"Repeat: {'the red fox sees the old river, ' * 6}", "ignore_eos": True}
+    ask["max_output_tokens"] = 300
+    first = start_server(engine="model", model=folder)
+    with create(first.url, ask) as stream:
+        seen = stream.take(12)
+        first.kill()
+    response_id = seen[0].json["response"]["id"]
+    second = start_server(engine="model", model=folder)
+    eventually(lambda: status(second, response_id) in TERMINAL_STATUSES, within=PATIENCE_S)
+    final = retrieve(second, response_id)
+    assert scrape(second).value("vllm:spec_decode_num_accepted_tokens_total") > 0
+    plain = start_server(engine="model", model=folder, prompt_lookup="off")
+    undisturbed = HTTP.post(f"{plain.api}/responses", json={**ask, "background": False}).json()
+    assert len(text_of(seen)) < len(output_text(final))
+    assert output_text(final) == output_text(undisturbed)
+    assert final["usage"]["output_tokens"] == undisturbed["usage"]["output_tokens"] == 300
 
 
 def test_the_same_weights_in_another_place_continue_a_response(
