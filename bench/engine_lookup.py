@@ -12,10 +12,10 @@ from bench.rounds import Act, divide, take_times, tell
 from engine.request import EngineRequest, SamplingParams, ThinkingBudget
 from tests.support import smollm2
 
-ROUNDS = 5
-MOST = 440
+ROUNDS = 3
+MOST = 240
 """Tokens of an answer."""
-STREAMS, EACH = 32, 48
+STREAMS, EACH = 32, 32
 DEMO = Path("demo/holdfast-demo")
 SAMPLED = SamplingParams(seed=1, temperature=1.0)
 

@@ -92,6 +92,19 @@ def test_rows_of_one_step_are_counted_each() -> None:
     assert first.counts[FIRST_TOKEN_BOUNDS.index(1.0)] == 3
 
 
+def test_tokens_of_an_accepted_draft_are_counted_each_and_share_their_step() -> None:
+    metrics, (first, second) = RequestMetrics(100), [_sequence("a"), _sequence("b")]
+    for row in (first, second):
+        metrics.admitted(row, 0.0)
+    metrics.tokens(frozenset((first, second)), 1.0)
+    metrics.tokens(frozenset((first, second)), 2.0, {first: 4})
+    metrics.tokens(frozenset((second,)), 3.0)
+    metrics.tokens(frozenset((first, second)), 4.0, {first: 5})
+    gaps = metrics.stats.distributions["inter_token_latency"]
+    assert _count(gaps) == 4 + 1 + 1 + 5 + 1
+    assert gaps.total == pytest.approx(1.0 + 1.0 + 1.0 + 2.0 + 1.0)
+
+
 def test_adapters_are_named_while_their_requests_wait_and_run() -> None:
     metrics, waits, runs = RequestMetrics(100), _sequence("a", "pirate"), _sequence("b", "poet")
     metrics.admitted(waits, 0.0)

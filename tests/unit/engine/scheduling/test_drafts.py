@@ -34,6 +34,11 @@ def test_cheap_rows_are_used() -> None:
     assert len(tokens) >= 4
 
 
+def test_a_step_that_was_disturbed_while_it_was_measured_counts_as_long_as_one_of_more_rows() -> None:
+    disturbed = {1: 1.0, 2: 9.0, 4: 1.05, 64: 1.2}
+    assert count(disturbed, sequence()) == count({1: 1.0, 2: 1.05, 4: 1.05, 64: 1.2}, sequence()) > 0
+
+
 def test_rows_that_cost_as_much_as_a_step_are_not() -> None:
     assert count(DEAR, sequence()) == 0
 
