@@ -72,7 +72,7 @@ def _filter() -> tuple[str, str]:
     cities = ("Berlin", "Oslo", "Rome")
     rows = [{"name": n, "city": cities[i % 3], "age": 20 + 7 * i % 40} for i, n in enumerate(names)]
     older = [row for row in rows if int(str(row["age"])) > 25]
-    return f"Who is older than 25?\n{json.dumps(rows)}\n", json.dumps(older, indent=1)
+    return f"Who is older than 25?\n{json.dumps(rows)}\n", json.dumps(older)
 
 
 def _prose(number: int) -> tuple[str, str]:
