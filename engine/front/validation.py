@@ -52,7 +52,8 @@ def refuse_bad_request(request: EngineRequest, model_info: ModelInfo) -> None:
     """Raises `RequestRefused` for a request that this model can never run, pictures and grammar aside."""
     vocab_size, length = model_info.vocab_size, model_info.context_length
     _require(bool(request.prompt), "bad_token", "The prompt is empty.")
-    _require(_are_ids(request.prompt, vocab_size), "bad_token", f"Token ids must be 0 to {vocab_size - 1}.")
+    are_ids = all(_are_ids(ids, vocab_size) for ids in (request.prompt, request.prediction) if ids)
+    _require(are_ids, "bad_token", f"Token ids must be 0 to {vocab_size - 1}.")
     _require(request.max_tokens >= 1, "bad_limit", "max_tokens must be at least 1.")
     _require(_are_ids((abs(request.priority),), 2**31), "bad_limit", "priority must be a number of 32 bits.")
     if request.adapter != "" and request.adapter not in model_info.adapters:

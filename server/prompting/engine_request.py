@@ -246,7 +246,8 @@ def prediction(model_format: ModelFormat, request: CreateResponse, model: ModelI
     if not isinstance(request, ChoiceRequest) or not request.prediction:
         return ()
     most = model.context_length * (model_format.max_chars_per_token or 1)
-    return model_format.encode(request.prediction[:most], special=False)[: model.context_length]
+    tokens = model_format.encode(request.prediction[:most], special=False)[: model.context_length]
+    return tuple(token for token in tokens if token < model.vocab_size)
 
 
 def is_ranked(request: CreateResponse) -> bool:

@@ -187,6 +187,7 @@ GOOD = make_request("good", make_prompt(20))
         (replace(GOOD, prompt=()), "bad_token"),
         (replace(GOOD, prompt=(1, 97)), "bad_token"),
         (replace(GOOD, prompt=(-1, 1)), "bad_token"),
+        (replace(GOOD, prediction=(1, 97)), "bad_token"),
         (replace(GOOD, prompt=(1, 2**70)), "bad_token"),
         (replace(GOOD, prompt=(1, 2.5)), "bad_token"),  # type: ignore[arg-type]
         (replace(GOOD, max_tokens=0), "bad_limit"),
