@@ -71,6 +71,16 @@ def test_a_prediction_is_counted_and_changes_no_word(client: OpenAI) -> None:
     assert client.chat.completions.retrieve(found.id).usage == found.usage
 
 
+def test_a_stop_string_within_a_prediction_ends_the_answer_there(client: OpenAI) -> None:
+    said: list[Any] = [{"role": "user", "content": "Repeat: the red fox jumps over the lazy dog"}]
+    prediction: Any = {"type": "content", "content": ask(client, said).choices[0].message.content}
+    plain, found = ask(client, said, stop=" over"), ask(client, said, stop=" over", prediction=prediction)
+    assert found.choices == plain.choices
+    assert found.choices[0].message.content.endswith("jumps")
+    assert found.usage.completion_tokens == plain.usage.completion_tokens
+    assert found.usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
 def test_streamed_tokens_and_usage_come_with_what_they_say(client: OpenAI) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     whole = ask(client, HELLO, return_token_ids=True)
