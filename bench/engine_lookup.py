@@ -76,8 +76,7 @@ def _filter() -> tuple[str, str]:
 
 
 def _prose(number: int) -> tuple[str, str]:
-    pages = sorted(Path("docs").glob("*.md"))
-    page = pages[number % len(pages)].read_text()
-    lines = [line for line in page.splitlines() if line[:1].isalpha()]
-    text = " ".join(lines)[1000 * (number // len(pages)) :]
-    return text[:700], text[700:3000]
+    pages = (page.read_text() for page in sorted(Path("docs").glob("*.md")))
+    text = " ".join(line for page in pages for line in page.splitlines() if line[:1].isalpha())
+    begin = len(text) // STREAMS * number
+    return text[begin : begin + 700], text[begin + 700 : begin + 2500]

@@ -31,7 +31,8 @@ Said = tuple[list[int], list[TokenLogprobs]]
 
 
 def start(**settings: Any) -> Bench:
-    return start_model(FOLDER, **{"dtype": "bfloat16", "torch_threads": None, "kv_blocks": 4000, **settings})
+    defaults = {"dtype": "bfloat16", "torch_threads": None, "kv_blocks": 4000, "prompt_lookup": "auto"}
+    return start_model(FOLDER, **{**defaults, **settings})
 
 
 def requests() -> list[EngineRequest]:

@@ -232,8 +232,12 @@ def pipeline_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_model(model: Path, **settings: Any) -> Bench:
-    """The engine on a model, on one CPU thread in float32."""
+    """The engine on a model, on one CPU thread in float32.
+
+    Without prompt lookup, whose drafts depend on how quick the machine is: steps and preemptions are counted.
+    """
     defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "torch_threads": 1, "kv_blocks": 256}
+    defaults["prompt_lookup"] = "off"
     listener = Listener()
     return Bench(load(EngineConfig(model=model, **{**defaults, **settings}), listener), listener)
 

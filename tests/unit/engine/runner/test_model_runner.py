@@ -73,7 +73,7 @@ def test_tokens_are_the_same_however_little_room_there_is(
 
 
 def test_a_tiny_pool_preempts() -> None:
-    bench = start_model(tiny_model(), kv_blocks=8, prompt_lookup="off")
+    bench = start_model(tiny_model(), kv_blocks=8)
     before = bench.run(*JOBS)
     # Without preemption each step would have given a token to all that had begun.
     assert sum(outcome.deliveries for outcome in before) == 5 * 30

@@ -61,7 +61,10 @@ def model(request: pytest.FixtureRequest) -> Path:
 
 
 def start(model: Path, **settings: Any) -> Bench:
-    return start_model(model, **{"dtype": "bfloat16", "max_running": 16, "kv_blocks": 600, **settings})
+    return start_model(
+        model,
+        **{"dtype": "bfloat16", "max_running": 16, "kv_blocks": 600, "prompt_lookup": "auto", **settings},
+    )
 
 
 @pytest.fixture

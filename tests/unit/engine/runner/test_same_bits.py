@@ -38,7 +38,8 @@ def model(request: pytest.FixtureRequest) -> Path:
 
 
 def start(model: Path, **settings: Any) -> Bench:
-    return start_model(model, **{"dtype": "bfloat16", "max_running": 8, "kv_blocks": 400, **settings})
+    defaults = {"dtype": "bfloat16", "max_running": 8, "kv_blocks": 400, "prompt_lookup": "auto"}
+    return start_model(model, **{**defaults, **settings})
 
 
 def requests(bench: Bench) -> list[EngineRequest]:
