@@ -1,12 +1,16 @@
-"""`measure`: how long steps of more rows take on this machine, at load; the shortest of some tries."""
+"""`measure_steps`: how long steps of more rows take on this machine, at load; the shortest of some tries."""
 
+from collections.abc import Callable
 from time import perf_counter
 
-from engine.runner.forward_check import Logits, make_sequence
-from engine.scheduling.scheduler import ScheduledChunk
+from engine.runner.forward_check import make_sequence
+from engine.scheduling.drafts import StepSeconds
+from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
+from engine.scheduling.sequence import TokenSequence
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-FEW_ROWS = (1, 8, 32)
+FEW_ROWS = (1, 8, 16, 32)
+DRAFTS = 8
 TRIES = 5
 SLOW_SECONDS = 0.1
 """Of a model whose step takes longer, `FEW_ROWS` are tried once."""
@@ -14,22 +18,29 @@ SLOW_SECONDS = 0.1
 
 def blocks_used(block_size: int) -> int:
     """The number of blocks, from the first one on, that are written to."""
-    return -(-(ROWS[-1] + 1) // block_size)
+    return max(-(-ROWS[-1] // block_size), DRAFTS)
 
 
-def measure(logits: Logits, block_size: int) -> dict[int, float]:
-    """Seconds by number of rows: a request's last token and its draft."""
-    sequence = make_sequence([0] * (ROWS[-1] + 1), 1, block_size)
-    del sequence.tokens[1:]
+def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) -> StepSeconds:
+    """`step` computes a plan and samples its tokens."""
+    long = make_sequence([0] * ROWS[-1], 1, block_size)
+    del long.tokens[1:]
+    several = [make_sequence([0, 0], 1 + number, max(block_size, 2)) for number in range(DRAFTS)]
+    for sequence in several:
+        del sequence.tokens[1:]
 
-    def seconds(rows: int) -> float:
+    def seconds(sequences: list[TokenSequence], rows: int) -> float:
+        plan = tuple(ScheduledChunk(each, 0, rows, (0,) * (rows - 1)) for each in sequences)
         began = perf_counter()
-        logits((ScheduledChunk(sequence, 0, rows, (0,) * (rows - 1)),), ())
+        step(plan)
         return perf_counter() - began
 
-    seconds(1)
-    is_slow = seconds(1) > SLOW_SECONDS
+    seconds([long], 1)
+    is_slow = seconds([long], 1) > SLOW_SECONDS
     tries, numbers = (1, FEW_ROWS) if is_slow else (TRIES, ROWS)
-    measured = {rows: min(seconds(rows) for _ in range(tries)) for rows in numbers}
-    sequence.blocks = []
-    return measured
+    rounds = [{n: seconds([long], n) for n in numbers} | {0: seconds(several, 2)} for _ in range(tries)]
+    shortest = {n: min(taken[n] for taken in rounds) for n in (*numbers, 0)}
+    beside = max(shortest.pop(0) - shortest[2 * DRAFTS], 0.0) / (DRAFTS - 1)
+    for sequence in (long, *several):
+        sequence.blocks = []
+    return StepSeconds(shortest, beside)

@@ -1,12 +1,15 @@
 """`DraftPlanner`: how many tokens of which request are drafted in a step, by expected gain and measured cost.
 
-Engine thread; no torch. A draft's tokens are further rows of the step. So many are taken, the likeliest of
-all requests first, that the step is expected to give the most tokens a second: none where rows cost much.
+Engine thread; no torch. A draft's tokens are further rows of the step. So many are taken, those of requests that
+gain most first, that the step is expected to give the most tokens a second: none where rows cost much, and none
+beyond the number of rows whose cost was measured.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, takewhile
+from operator import mul
+from typing import NamedTuple
 
 from engine.scheduling.prompt_lookup import PromptLookup
 from engine.scheduling.sequence import TokenSequence
@@ -17,46 +20,60 @@ MAX_DRAFT = 31
 MIN_PROBABILITY = 0.02
 """Tokens that are less likely to be accepted are not considered."""
 
-MAX_ROWS = 1024
-
 GrammarPrefix = Callable[[TokenSequence, Sequence[int]], Sequence[int]]
 """The first of these tokens that the sequence's grammar allows next."""
 
 
+class StepSeconds(NamedTuple):
+    of_rows: Mapping[int, float]
+    """How long a step of so many rows takes, for at least two numbers; no step with drafts has more rows."""
+    of_draft: float = 0.0
+    """What each draft takes beside its rows, where several requests share a step."""
+
+
 class DraftPlanner:
-    def __init__(self, seconds: Mapping[int, float], grammar_prefix: GrammarPrefix) -> None:
-        """`seconds` is how long a step of so many rows takes, for at least two numbers of rows."""
-        self._seconds = _interpolate(seconds)
+    def __init__(self, seconds: StepSeconds, grammar_prefix: GrammarPrefix) -> None:
+        self._seconds = _interpolate(seconds.of_rows)
+        self._draft_seconds = seconds.of_draft
         self._grammar_prefix = grammar_prefix
 
     def plan(self, sequences: Sequence[TokenSequence], spare: int) -> dict[TokenSequence, Sequence[int]]:
         """Drafts for some of these, whose next step has one row each otherwise: `spare` tokens at most."""
-        candidates: list[tuple[float, TokenSequence]] = []
+        rows, seconds = len(sequences), self._seconds
+        spare = min(spare, len(seconds) - 1 - rows)
+        if spare <= 0:
+            return {}
+        # A token must be as likely as to outweigh the tokens that steps give in the time of a further row.
+        least = max(
+            MIN_PROBABILITY, (seconds[-1] - seconds[rows]) / (len(seconds) - 1 - rows) * rows / seconds[rows]
+        )
+        draft_seconds = self._draft_seconds if rows > 1 else 0.0
+        gains: list[tuple[float, list[float], TokenSequence]] = []
         for sequence in sequences:
             most = min(sequence.request.max_tokens - sequence.output_count - 1, MAX_DRAFT, spare)
             if most > 0 and (lookup := _lookup_of(sequence)) is not None and lookup.has_draft:
-                probability = 1.0
-                for place in range(most):
-                    probability *= lookup.probability(place)
-                    if probability < MIN_PROBABILITY:
-                        break
-                    candidates.append((-probability, sequence))
-        if not candidates:
-            return {}
-        candidates.sort(key=lambda candidate: candidate[0])
-        best = self._best_count(len(sequences), candidates, spare)
+                own = list(takewhile(least.__le__, _probabilities(lookup, most)))
+                if own and sum(own) > draft_seconds * rows / seconds[rows]:
+                    gains.append((sum(own), own, sequence))
+        gains.sort(key=lambda gain: -gain[0])
+        candidates = [(probability, sequence) for _, own, sequence in gains for probability in own]
+        best = self._best_count(rows, candidates[:spare], draft_seconds)
         counts = Counter(sequence for _, sequence in candidates[:best])
         drafts = {sequence: self._draft(sequence, count) for sequence, count in counts.items()}
         return {sequence: draft for sequence, draft in drafts.items() if draft}
 
-    def _best_count(self, rows: int, candidates: Sequence[tuple[float, TokenSequence]], spare: int) -> int:
+    def _best_count(
+        self, rows: int, candidates: Sequence[tuple[float, TokenSequence]], draft_seconds: float
+    ) -> int:
         """The number of candidates with which the step gives the most tokens a second."""
-        seconds = self._seconds
-        tokens, best, most = float(rows), 0, rows / seconds[min(rows, MAX_ROWS)]
-        for count, (negative, _) in enumerate(candidates[: max(min(spare, MAX_ROWS - rows), 0)], start=1):
-            tokens -= negative
-            if tokens > most * seconds[rows + count]:
-                best, most = count, tokens / seconds[rows + count]
+        tokens, best, most = float(rows), 0, rows / self._seconds[rows]
+        drafted: set[TokenSequence] = set()
+        for count, (probability, sequence) in enumerate(candidates, start=1):
+            tokens += probability
+            drafted.add(sequence)
+            seconds = self._seconds[rows + count] + draft_seconds * len(drafted)
+            if tokens > most * seconds:
+                best, most = count, tokens / seconds
         return best
 
     def _draft(self, sequence: TokenSequence, count: int) -> Sequence[int]:
@@ -65,6 +82,11 @@ class DraftPlanner:
         if tokens and sequence.request.grammar is not None:
             return self._grammar_prefix(sequence, tokens)
         return tokens
+
+
+def _probabilities(lookup: PromptLookup, count: int) -> Iterator[float]:
+    """By place in the draft, that its token is accepted."""
+    return accumulate(map(lookup.probability, range(count)), mul)
 
 
 def _lookup_of(sequence: TokenSequence) -> PromptLookup | None:
@@ -80,13 +102,11 @@ def _lookup_of(sequence: TokenSequence) -> PromptLookup | None:
 
 
 def _interpolate(seconds: Mapping[int, float]) -> list[float]:
-    """By number of rows up to `MAX_ROWS`. Where more rows took less time, the fewer ones were disturbed."""
+    """By number of rows. Where more rows took less time, the fewer ones were disturbed."""
     points = [(rows, min(seconds[more] for more in seconds if more >= rows)) for rows in sorted(seconds)]
     table = [points[0][1]] * (points[0][0] + 1)
-    slope = 0.0
     for (begin, first), (end, last) in pairwise(points):
-        slope = (last - first) / (end - begin)
-        table += [first + slope * (rows - begin) for rows in range(begin + 1, end + 1)]
-    while len(table) <= MAX_ROWS:
-        table.append(table[-1] + slope)
+        table += [
+            first + (last - first) * (rows - begin) / (end - begin) for rows in range(begin + 1, end + 1)
+        ]
     return table

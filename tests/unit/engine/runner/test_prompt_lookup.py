@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.request import EngineRequest, StructuredOutput, ThinkingBudget, TokenLogprobs
+from engine.scheduling.drafts import StepSeconds
 from tests.support.engines import Bench, make_request, save_random_model, start_model
 from tests.support.equal_bits import with_equal_bits
 
@@ -70,7 +71,8 @@ def start(model: Path, **settings: Any) -> Bench:
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further rows of a step cost nearly nothing, so that every draft is tried."""
-    monkeypatch.setattr("engine.runner.row_costs.measure", lambda *_args: {1: 1.0, 64: 1.001})
+    free = StepSeconds({1: 1.0, 64: 1.001})
+    monkeypatch.setattr("engine.runner.row_costs.measure_steps", lambda *_args: free)
 
 
 def requests(bench: Bench) -> list[EngineRequest]:

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.config import SchedulerLimits
-from engine.scheduling.drafts import MAX_DRAFT, MAX_ROWS, DraftPlanner
+from engine.scheduling.drafts import MAX_DRAFT, DraftPlanner, StepSeconds
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
@@ -17,8 +17,8 @@ def sequence(name: str = "a", prompt: list[int] | None = None, max_tokens: int =
     return TokenSequence(make_request(name, prompt or [*COPY, *COPY[:40]], max_tokens))
 
 
-def planner(seconds: dict[int, float], allowed: int = MAX_DRAFT) -> DraftPlanner:
-    return DraftPlanner(seconds, lambda _sequence, tokens: tokens[:allowed])
+def planner(seconds: dict[int, float], allowed: int = MAX_DRAFT, draft: float = 0.0) -> DraftPlanner:
+    return DraftPlanner(StepSeconds(seconds, draft), lambda _sequence, tokens: tokens[:allowed])
 
 
 def count(seconds: dict[int, float], of: TokenSequence, others: int = 0, spare: int = 100) -> int:
@@ -63,6 +63,13 @@ def test_many_requests_leave_no_room_where_rows_cost_more_from_some_number_on() 
     assert count(step, sequence(), others=31) == 0
 
 
+def test_a_draft_that_costs_more_than_it_gives_is_left_out_beside_others() -> None:
+    own, others = sequence(), [sequence(str(n), list(range(100 * n, 100 * n + 9))) for n in range(1, 9)]
+    assert planner(CHEAP, draft=0.05).plan([own, *others], 100)
+    assert not planner(CHEAP, draft=0.9).plan([own, *others], 100)
+    assert planner(CHEAP, draft=0.9).plan([own], 100)
+
+
 def test_a_draft_ends_with_the_request_and_with_what_the_step_may_compute() -> None:
     assert count(CHEAP, sequence(max_tokens=3)) == 2
     assert count(CHEAP, sequence(max_tokens=1)) == 0
@@ -71,7 +78,7 @@ def test_a_draft_ends_with_the_request_and_with_what_the_step_may_compute() -> N
 
 
 def test_more_requests_than_rows_are_known_have_no_drafts() -> None:
-    several = [sequence(str(n), [1, 2, 3, 1, 2], 9) for n in range(MAX_ROWS + 2)]
+    several = [sequence(str(n), [1, 2, 3, 1, 2], 9) for n in range(max(CHEAP) + 1)]
     assert planner(CHEAP).plan(several, 100) == {}
 
 
