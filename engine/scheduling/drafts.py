@@ -1,8 +1,8 @@
 """`DraftPlanner`: how many tokens of which request are drafted in a step, by expected gain and measured cost.
 
-Engine thread; no torch. A draft's tokens are further rows of the step. So many are taken, those of requests that
-gain most first, that the step is expected to give the most tokens a second: none where rows cost much, and none
-beyond the number of rows whose cost was measured.
+Engine thread; no torch. A draft's tokens are further rows of the step. So many are taken, those of requests
+that gain most first, that the step is expected to give the most tokens a second: none where rows cost much,
+and none beyond the number of rows whose cost was measured.
 """
 
 from collections import Counter
