@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from engine.config import EngineConfig, ModelRefused, UnsupportedModel
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from server.configuration.environment import child_environment
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError

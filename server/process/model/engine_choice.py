@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from server.configuration.setting_groups.engine import REMOTE_ENGINES, EngineName
+from server.configuration.setting_groups import REMOTE_ENGINES, EngineName
 from server.errors import ConfigError
 
 

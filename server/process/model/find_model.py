@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.config import GGUF_FILE, ModelRefused
 from engine.remote.gguf_folder import write_folder
 from server.configuration.model_source import EngineUrl, HubModel, read_source
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.configuration.unusable_models import check_files

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.configuration.setting_groups.engine import EngineName
+from server.configuration.setting_groups import EngineName
 from server.errors import ConfigError
 
 SECONDS = 10.0
