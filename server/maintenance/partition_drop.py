@@ -17,7 +17,7 @@ from server.crashpoints import crashpoint
 from server.store.content.deletion import ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import TransientError, is_contention
-from server.store.schema import partition_removal, partitions
+from server.store.schema import partitions
 from server.store.schema.partitions import CONTENT, Partition
 
 log = logging.getLogger("holdfast.retention")
@@ -73,14 +73,14 @@ class PartitionDrop:
             for table in self._days:
                 self._finish(connection, table)
             with connection.begin():
-                return not any(partition_removal.detached(connection, table) for table in self._days)
+                return not any(partitions.detached(connection, table) for table in self._days)
 
     def row_by_row(self, table: Table = "responses") -> tuple[ExpiredRange, ...]:
         """The ranges of rows that are purged one by one, because their partition does not go soon."""
         decided = frozenset(name for name in self._looked_at if self._is_decided(name))
         with self._database.begin() as connection:
             ranged = partitions.ranged_partitions(connection, table)
-            return partition_removal.row_by_row(ranged, clock(connection), self._days[table], decided)
+            return partitions.row_by_row(ranged, clock(connection), self._days[table], decided)
 
     def _is_decided(self, name: str) -> bool:
         found_at = self._looked_at.get(name)
@@ -98,7 +98,7 @@ class PartitionDrop:
         by_range = [{partition.range: partition for partition in other} for other in others]
         return [
             [partition, *(other[partition.range] for other in by_range)]
-            for partition in partition_removal.due_ranges(first, now, self._days[table])
+            for partition in partitions.due_ranges(first, now, self._days[table])
             if all(partition.range in other for other in by_range)
         ]
 
@@ -109,9 +109,9 @@ class PartitionDrop:
         if self._is_decided(partition.name) or time.monotonic() - busy_at < BUSY_SECONDS:
             return False
         with connection.begin():
-            survivors = partition_removal.survivors(connection, table, partition, self._terms[table])
-            survey = partition_removal.survey(connection, table, partition, survivors)
-        if not partition_removal.is_dropped(survey):
+            survivors = partitions.survivors(connection, table, partition, self._terms[table])
+            survey = partitions.survey(connection, table, partition, survivors)
+        if not partitions.is_dropped(survey):
             self._looked_at[partition.name] = time.monotonic()
             return False
         for _ in range(TRIES):
@@ -120,7 +120,7 @@ class PartitionDrop:
                     if not partitions.try_lock(connection):
                         return False
                     names, age = [part.name for part in parts], timedelta(days=self._days[table])
-                    partition_removal.detach(connection, names, age, survivors)
+                    partitions.detach(connection, names, age, survivors)
                     crashpoint("detach.written")
                 crashpoint("detach.committed")
                 return True
@@ -135,13 +135,13 @@ class PartitionDrop:
     def _finish(self, connection: Connection, table: Table) -> Counter[str]:
         done: Counter[str] = Counter()
         with connection.begin():
-            left = partition_removal.detached(connection, table)
+            left = partitions.detached(connection, table)
         for ended in left:
             with connection.begin():
                 if not partitions.try_lock(connection):
                     return done
-                if ended in partition_removal.detached(connection, table):
-                    done.update(partition_removal.drop(connection, table, ended, self._terms[table]))
+                if ended in partitions.detached(connection, table):
+                    done.update(partitions.drop(connection, table, ended, self._terms[table]))
                     crashpoint("drop.written")
             crashpoint("drop.committed")
             log.info("dropped the partition of %s that ended at %s", table, ended)

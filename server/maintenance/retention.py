@@ -28,13 +28,13 @@ from server.store.administration import (
 )
 from server.store.cluster import cluster_overview
 from server.store.content import (
-    conversation_expiry,
+    conversations,
     deletion,
     idempotency_keys,
-    image_removal,
+    images,
     storage_usage,
 )
-from server.store.content.conversation_expiry import ConversationKey
+from server.store.content.conversations import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line, is_unavailable
@@ -178,7 +178,7 @@ def purge_conversations(database: Database, days: int, pause: Pause = _go_on) ->
     for key in expired_conversations(database, days, pause):
         began = time.monotonic()
         with database.begin() as connection:
-            done[key.tenant] += conversation_expiry.delete_expired(connection, days, key)
+            done[key.tenant] += conversations.delete_expired(connection, days, key)
         if pause(time.monotonic() - began):
             break
     return Purged(conversations=+done)
@@ -189,14 +189,14 @@ def expired_conversations(database: Database, days: int, pause: Pause = _go_on) 
 
     `pause` is called after every page of those that are looked at, as `purge` does it.
     """
-    after: ConversationKey | None = conversation_expiry.FIRST
+    after: ConversationKey | None = conversations.FIRST
     with database.begin() as connection:
-        if not conversation_expiry.may_expire(connection, days):
+        if not conversations.may_expire(connection, days):
             return
     while after is not None:
         began = time.monotonic()
         with database.begin() as connection:
-            expired, after = conversation_expiry.expired_after(connection, days, after)
+            expired, after = conversations.expired_after(connection, days, after)
         seconds = time.monotonic() - began
         yield from expired
         if pause(seconds):
@@ -209,7 +209,7 @@ def remove_images(database: Database, pause: Pause = _go_on) -> int:
     while True:
         began = time.monotonic()
         with database.begin() as connection:
-            batch = image_removal.remove_unused(connection)
+            batch = images.remove_unused(connection)
         removed += batch.images
         if not batch.more or pause(time.monotonic() - began):
             return removed

@@ -24,7 +24,7 @@ from server.store import log_read
 from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
 from server.store.log_read import LOG_COLUMNS, STREAM_BODY, LogRow, hot_row
-from server.store.schema import partition_removal
+from server.store.schema import partitions
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -423,7 +423,7 @@ def stray_uses(connection: Connection, tenant: str) -> list[Stray]:
     as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
     """
     with snapshot(connection):
-        from_id = partition_removal.first_kept_id(connection)
+        from_id = partitions.first_kept_id(connection)
         parameters = {"tenant": tenant, "from_id": from_id, "most": MAX_STRAYS}
         rows = connection.execute(_USES_OF_NOTHING, parameters).all()
     return [Stray("item_images", *row) for row in rows]

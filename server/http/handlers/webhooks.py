@@ -18,13 +18,13 @@ from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
 from server.store.database import Connection
-from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
 """The time for which a rotation keeps the old secret; OpenAI's value."""
 _ONE = "/webhook_endpoints/{webhook_endpoint_id}"
-_STATE = Parameter("state", delivery_lists.DeliveryState, "Filter by state.")
+_STATE = Parameter("state", outbox.DeliveryState, "Filter by state.")
 
 tenant_routes = RouteTable("webhooks", "/v1")
 admin_routes = RouteTable("administration", "/admin/v1", **ADMIN)
@@ -134,11 +134,11 @@ def test_webhook_endpoint(call: ApiCall) -> objects.SampleResult:
     parameters=(*PAGE, _STATE),
 )
 def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
-    asked, state = page_request(call.request), one_of(call.request, "state", delivery_lists.STATES)
+    asked, state = page_request(call.request), one_of(call.request, "state", outbox.STATES)
     after = cursor(asked.after, ids.parse_webhook_id, "a delivery of this webhook endpoint")
     with call.database.begin() as connection:
         stored = _find(connection, call)
-        deliveries = delivery_lists.list_page(
+        deliveries = outbox.list_page(
             connection, stored.tenant, stored.id, state, after, asked.limit, newest_first=asked.newest_first
         )
     return page_of([delivery_object(row) for row in deliveries], asked.limit)

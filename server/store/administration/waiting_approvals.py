@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, String, cast, exists, func, select
 
-from server.store.content.spent_approvals import MARK
+from server.store.content.idempotency_keys import MARK
 from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.keyset_page import rows_after
 from server.store.tables import READABLE, idempotency_keys, items, responses

@@ -12,8 +12,7 @@ from engine.request import IDLE_PRIORITY
 from server.store.cluster.claims import WINDOW_LEFT
 from server.store.database import clock
 from server.store.keyset_page import rows_after
-from server.store.schema.partition_removal import row_by_row
-from server.store.schema.partitions import ranged_partitions
+from server.store.schema.partitions import ranged_partitions, row_by_row
 from server.store.tables import replicas
 from server.store.webhooks import outbox
 

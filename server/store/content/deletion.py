@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from server.store import arrays
-from server.store.content.image_removal import MARK_USES
+from server.store.content.images import MARK_USES
 from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, removing
 
