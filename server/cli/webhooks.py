@@ -12,6 +12,7 @@ from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
+from server.protocol.list_pages import PageRequest
 from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.endpoints import StoredEndpoint
@@ -142,8 +143,8 @@ def _deliveries(config: Config, options: argparse.Namespace) -> None:
     most = min(options.limit, _MAX_LISTED)
     with cli.transaction(config) as connection:
         stored = webhook_changes.find(connection, options.endpoint_id, None)
-        of_endpoint = (stored.tenant, stored.id, options.state, None, most)
-        listed = outbox.list_page(connection, *of_endpoint, newest_first=True)[:most]
+        newest = PageRequest(None, most, newest_first=True)
+        listed = outbox.list_page(connection, stored.tenant, stored.id, options.state, newest)[:most]
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
     rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in listed)
     cli.print_rows(rows, columns, as_json=options.json)

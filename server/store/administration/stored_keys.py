@@ -11,6 +11,7 @@ from sqlalchemy.sql.expression import ColumnElement, Select
 from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
+from server.protocol.list_pages import ALL_NEWEST_FIRST, PageRequest
 from server.store.administration import tenants
 from server.store.keyset_page import rows_after
 from server.store.tables import api_keys, key_requirement, seal_keys
@@ -177,21 +178,16 @@ def list_page(
     connection: Connection,
     tenant: str | None,
     state: KeyState | None = None,
-    after: str | None = None,
-    limit: int | None = None,
-    *,
-    newest_first: bool = True,
+    asked: PageRequest = ALL_NEWEST_FIRST,
 ) -> list[StoredKey]:
-    """The keys that come after a key, by age; one more than `limit`, or all. Raises InvalidRequest if there
-    is no key `after`.
-    """
+    """The keys that come after a key, by age; one more than the limit. Raises InvalidRequest for no key."""
     query = _KEYS
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
     if state is not None:
         query = query.where(_STATES[state])
     order, kind = (api_keys.c.created_at, api_keys.c.id), "a key"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=_KEYS, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=_KEYS, kind=kind)
     return [_key(row) for row in rows]
 
 

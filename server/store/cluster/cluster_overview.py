@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 
 from engine.request import IDLE_PRIORITY
+from server.protocol.list_pages import PageRequest
 from server.store.cluster.claims import WINDOW_LEFT
 from server.store.database import clock
 from server.store.keyset_page import rows_after
@@ -111,12 +112,8 @@ class ListedReplica:
     """Seconds since the last heartbeat, by the database's clock."""
 
 
-def replicas_page(
-    connection: Connection, state: str | None, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[ListedReplica]:
-    """The replicas that come after another, by start, one more than `limit`. Raises InvalidRequest if there
-    is no replica `after`.
-    """
+def replicas_page(connection: Connection, state: str | None, asked: PageRequest) -> list[ListedReplica]:
+    """The replicas after another, by start, one more than the limit. Raises InvalidRequest without it."""
     columns = replicas.c
     age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
     *stored, _ = ListedReplica.__dataclass_fields__
@@ -124,7 +121,7 @@ def replicas_page(
     if state is not None:
         query = query.where(columns.state == state)
     order, kind = (columns.started_at, columns.id), "a replica"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=every, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=every, kind=kind)
     return [ListedReplica(**row._mapping) for row in rows]
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text
 
+from server.protocol.list_pages import PageRequest
 from server.store.content import images
 from server.store.content.images import MARK_USES
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
@@ -118,16 +119,10 @@ _LISTED = select(*(table.c[name] for name in ("id", "metadata", "created_at", "n
 )
 
 
-def list_page(
-    connection: Connection, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[ListedConversation]:
-    """The conversations that come after one, by age; one more than `limit` if there are so many. Ids begin
-    with the time, so their order is that of creation.
-    """
-    query = _LISTED.where(table.c.tenant == tenant)
-    rows = connection.execute(
-        page(query, [table.c.id], [after] if after else None, limit, descending=newest_first)
-    )
+def list_page(connection: Connection, tenant: str, asked: PageRequest) -> list[ListedConversation]:
+    """The conversations after one, by age, as ids begin with the time; one more than the limit."""
+    after_id = asked._replace(after=asked.after and [asked.after])
+    rows = connection.execute(page(_LISTED.where(table.c.tenant == tenant), [table.c.id], after_id))
     return [ListedConversation(ConversationRow(*stored), items) for *stored, items in rows]
 
 

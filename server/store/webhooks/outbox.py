@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select, text, update
 
+from server.protocol.list_pages import PageRequest
 from server.store import arrays
 from server.store.content.responses import ResponseKey
 from server.store.keyset_page import distinct, rows_after
@@ -280,20 +281,13 @@ def list_page(
     tenant: str,
     endpoint: UUID,
     state: DeliveryState | None,
-    after: UUID | None,
-    limit: int,
-    *,
-    newest_first: bool,
+    asked: PageRequest,
 ) -> list[StoredDelivery]:
-    """The deliveries of an endpoint that come after one, by age; one more than `limit`. Raises InvalidRequest
-    if it has no delivery `after`.
-    """
+    """An endpoint's deliveries after one, by age; one more than the limit. Raises InvalidRequest."""
     of_endpoint = _SELECT.where(_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint)
     query = of_endpoint if state is None else of_endpoint.where(_STATES[state])
     order, kind = (_COLUMNS.created_at, _COLUMNS.id), "a delivery of this webhook endpoint"
-    rows = rows_after(
-        connection, query, order, after, limit, descending=newest_first, among=of_endpoint, kind=kind
-    )
+    rows = rows_after(connection, query, order, asked, among=of_endpoint, kind=kind)
     return [StoredDelivery(**row._mapping) for row in rows]
 
 

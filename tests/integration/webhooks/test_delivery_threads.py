@@ -11,6 +11,7 @@ import pytest
 
 from server.outbound_http.guarded_http import Lookup
 from server.protocol.ids import response_id, webhook_id
+from server.protocol.list_pages import PageRequest
 from server.sealing.cipher import Seal
 from server.store.database import Database
 from server.store.webhooks import endpoints, outbox
@@ -297,7 +298,7 @@ def test_an_endpoint_that_is_disabled_gets_what_waited_when_it_is_enabled_again(
         sender.thread.wake()
         eventually(lambda: all_delivered(database))
     with database.begin() as connection:
-        page = outbox.list_page(connection, "acme", endpoint.id, "delivered", None, 10, newest_first=True)
+        page = outbox.list_page(connection, "acme", endpoint.id, "delivered", PageRequest(limit=10))
         assert len(page) == 1
 
 
