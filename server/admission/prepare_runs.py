@@ -80,7 +80,6 @@ class NewRun:
     stored: bool
     """Whether it gets a row."""
     checked: CheckedRequest
-    """The engine request of `prepared`."""
     turns: TurnBuilder
     idempotency_key: IdempotencyKey | None
     origin: Origin

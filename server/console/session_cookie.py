@@ -68,7 +68,6 @@ def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConne
 
 
 def with_key(request: HTTPConnection, key: str) -> HTTPConnection:
-    """The request with the key as its `Authorization`."""
     others = [header for header in request.scope["headers"] if header[0] != b"authorization"]
     headers = [*others, (b"authorization", b"Bearer " + key.encode("latin-1", "replace"))]
     return HTTPConnection({**request.scope, "headers": headers})

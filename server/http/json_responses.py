@@ -37,7 +37,6 @@ def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status:
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
-    """The error as an HTTP response."""
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
     headers["x-should-retry"] = "true" if error.retry else "false"

@@ -35,12 +35,10 @@ PAGE = (
     ),
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
-"""The query parameters that `page_request` reads."""
 MODEL = Parameter("model", str, "Filter by model.")
 TENANT = Parameter("tenant", str, "Filter by tenant.")
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
-"""The query parameter that `include_values` reads."""
 
 
 def page_request(

@@ -27,8 +27,6 @@ STATEMENT_SECONDS: Final = 3600
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of an audit."""
-
     responses: int = 0
     unfinished: int = 0
     served: bool = False

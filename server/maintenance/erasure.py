@@ -301,7 +301,6 @@ class Erasure:
 
 
 def _chunks(values: Collection[T]) -> Iterator[list[T]]:
-    """The values in lists of at most _CHUNK."""
     listed = list(values)
     for start in range(0, len(listed), _CHUNK):
         yield listed[start : start + _CHUNK]

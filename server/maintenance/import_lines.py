@@ -27,7 +27,6 @@ from server.store.log_read import parse_folded
 from server.store.transfer import TABLES, BadValue, row_of
 
 MAX_LINE: Final = 256 * 2**20
-"""Bytes of a line."""
 _DIGEST_BYTES: Final = 32
 MAX_PICTURES: Final = 10_000
 _MAX_TENANT: Final = 63

@@ -93,7 +93,6 @@ class Purged:
     by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
     """`responses` by tenant."""
     conversations: Counter[str] = field(default_factory=Counter)
-    """Conversations by tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
         return Purged(

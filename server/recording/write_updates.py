@@ -92,7 +92,6 @@ def log_rows(update: RunUpdate) -> Sequence[NewLogRow]:
 
 
 def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:
-    """`log_rows` of all updates."""
     return [row for update in updates for row in log_rows(update)]
 
 

@@ -29,7 +29,6 @@ class LoggedEvent(NamedTuple):
 
 
 def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
-    """The events of one row."""
     if kind == Kind.WHOLE:
         return [Event(first_seq, Kind.WHOLE, 0, 0, body.decode())]
     deltas = decode_as(body, list[str])
@@ -65,7 +64,6 @@ _WIDTH: Final = len(LogRow._fields)
 
 
 def hot_row(columns: Sequence[Any]) -> LogRow:
-    """A row of LOG_COLUMNS."""
     *place, body, attempt = columns
     return LogRow._make((*place, msgspec.Raw(body.encode()), attempt))
 

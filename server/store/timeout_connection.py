@@ -251,7 +251,6 @@ def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
 
 
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
-    """The DatabaseError for an error of psycopg."""
     translated = DBAPIError.instance(statement, None, error, psycopg.Error)
     assert isinstance(translated, DatabaseError)
     return translated

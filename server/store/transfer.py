@@ -203,7 +203,6 @@ def insert_use(connection: Connection, tenant: str, owner: UUID, item_id: str, d
 
 
 def other_tenants(connection: Connection, tenant: str) -> list[str]:
-    """The other tenants that have responses."""
     return [name for name in tenants(connection) if name != tenant]
 
 

@@ -170,7 +170,6 @@ class ThreadPool:
 
     @property
     def busy(self) -> int:
-        """Threads in use."""
         return self._slots.used
 
 

@@ -63,8 +63,6 @@ ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the trail."""
-
     id: UUID
     at: datetime
     actor: str

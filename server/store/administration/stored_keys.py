@@ -130,7 +130,6 @@ def require_key(connection: Connection) -> None:
 
 
 def any_valid(connection: Connection) -> bool:
-    """Whether any tenant has a valid key."""
     return bool(connection.execute(select(select(api_keys.c.id).where(_VALID).exists())).scalar_one())
 
 
@@ -227,7 +226,6 @@ def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) 
 
 
 def valid_keys_of(connection: Connection, tenant: str) -> int:
-    """The number of a tenant's valid keys."""
     query = select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
     return connection.execute(query).scalar_one()
 

@@ -27,8 +27,6 @@ _ORDER = (items.c.response_id, items.c.idx, items.c.id)
 
 
 class WaitingApproval(NamedTuple):
-    """A row."""
-
     tenant: str
     response_id: UUID
     id: str

@@ -21,7 +21,6 @@ HEARTBEATS_PER_LEASE = 4
 
 
 def heartbeat_interval(lease_seconds: float) -> float:
-    """Seconds from one heartbeat to the next."""
     return min(HEARTBEAT_SECONDS, lease_seconds / HEARTBEATS_PER_LEASE)
 
 

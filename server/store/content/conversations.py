@@ -28,8 +28,6 @@ from server.store.tables import conversations as table
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation's row."""
-
     id: UUID
     metadata: str
     created_at: datetime
@@ -105,8 +103,6 @@ _APPEND_RESPONSE = adding(
 
 @dataclass(frozen=True, slots=True)
 class ListedConversation:
-    """A conversation in a list."""
-
     conversation: ConversationRow
     items: int
 
@@ -222,8 +218,6 @@ PAGE_ROWS = 5_000
 
 
 class ConversationKey(NamedTuple):
-    """The primary key of a conversation."""
-
     tenant: str
     id: UUID
 

@@ -186,8 +186,6 @@ class ImageKey(NamedTuple):
 
 
 class UseKey(NamedTuple):
-    """The primary key of a use."""
-
     tenant: str
     owner: UUID
     item_id: str

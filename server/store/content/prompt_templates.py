@@ -8,8 +8,6 @@ from sqlalchemy import Connection, text
 
 @dataclass(frozen=True, slots=True)
 class StoredPrompt:
-    """One version of a template."""
-
     tenant: str
     id: str
     version: int

@@ -30,8 +30,6 @@ from server.store.tables import READABLE, responses
 
 
 class ResponseKey(NamedTuple):
-    """The primary key of a response."""
-
     tenant: str
     id: UUID
 
@@ -101,7 +99,6 @@ def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> lis
 
 
 def stored_response(row: Row[tuple[object, ...]]) -> StoredResponse:
-    """The row of `STORED_COLUMNS` as a StoredResponse."""
     return StoredResponse(**row._mapping)
 
 

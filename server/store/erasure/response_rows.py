@@ -73,7 +73,6 @@ def cancel_all(connection: Connection, tenant: str, limit: int) -> int:
 
 
 def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
-    """A tenant's unfinished responses, at most `limit`."""
     return list(connection.scalars(_UNFINISHED, {"tenant": tenant, "limit": limit}))
 
 

@@ -125,8 +125,6 @@ def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """The result of an attempt."""
-
     tenant: str
     id: UUID
     attempt: int
