@@ -77,10 +77,7 @@ class Acceptance:
         return [AcceptedRun(of_run, first_events(of_run, of_run.echo)) for of_run in facts]
 
     def accept(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
-        """Commits responses of one request, with their input and first events.
-
-        Raises KeyTaken, ConversationChanged and ApiError, and then nothing is stored.
-        """
+        """Commits a request's responses, all or none. Raises KeyTaken, ConversationChanged and ApiError."""
         accepted = self.begin(runs)
         rows = iter(stored_items_of([item for new in runs for item in new.resolved_input.new]))
         written = [

@@ -179,10 +179,7 @@ def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> No
 
 
 def require_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
-
-    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
-    """
+    """Raises UnsupportedMediaType for no JSON: without a CORS preflight other sites send forms only."""
     if not body:
         return
     essence = headers.get("content-type", "").partition(";")[0].strip().lower()

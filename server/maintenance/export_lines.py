@@ -30,10 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
-    """The lines, each with its end, in the snapshot of the connection.
-
-    Raises DatabaseError; NotFound before the first line if the tenant or the user is unknown.
-    """
+    """The lines, each with its end. Raises DatabaseError; NotFound first for an unknown tenant or user."""
     counts: Counter[str] = Counter()
     objects = _objects(connection, subject, counts)
     first_object = next(objects, None)

@@ -56,10 +56,7 @@ class PartitionDrop:
         """The partitions that were in use, and when that was found."""
 
     def run(self, table: Table = "responses") -> Counter[str]:
-        """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
-
-        A partition that is in use stays for the next run.
-        """
+        """Removes what is due and not in use; returns how many responses readers have lost, by tenant."""
         with self._connection() as connection:
             done = self._finish(connection, table)
             for parts in self._due(connection, table):
@@ -87,10 +84,7 @@ class PartitionDrop:
         return found_at is not None and time.monotonic() - found_at < RECHECK_SECONDS
 
     def _due(self, connection: Connection, table: Table) -> Sequence[Sequence[Partition]]:
-        """Due partitions; one of responses with those of the other tables of CONTENT that have its range.
-
-        Partitions of responses that lack one of the others are left out.
-        """
+        """Due partitions; one of responses with those of CONTENT of its range, if all are there."""
         with connection.begin():
             now = clock(connection)
             tables = CONTENT if table == "responses" else (table,)

@@ -122,10 +122,7 @@ class Purged:
 
 
 def quiet_seconds(config: Config) -> float:
-    """The time from a response's end to its purge, so that no reader of its stream is cut off.
-
-    A reader keeps the whole stream from its first query after the end.
-    """
+    """The time from a response's end to its purge, so that no reader of its stream is cut off."""
     return SENDS * config.send_seconds
 
 
@@ -136,9 +133,8 @@ def purge(
     pause: Pause = _go_on,
     ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> Purged:
-    """Purges row by row until nothing expired is left in `ranges`. Raises DiskShort, DatabaseError.
-
-    `pause` is called after every batch, and may end the purge.
+    """Purges row by row until nothing expired is left in `ranges`, with a `pause` after every batch,
+    which may end it. Raises DiskShort, DatabaseError.
     """
     done = Purged()
     while True:
@@ -169,10 +165,7 @@ def drop_partitions(disk: Disk, drop: PartitionDrop) -> Purged:
 
 
 def purge_conversations(database: Database, days: int, pause: Pause = _go_on) -> Purged:
-    """Deletes the conversations that have expired, each in a transaction of its own. Raises DatabaseError.
-
-    `days` is the server's setting. `pause` is called after every one, as `purge` does it.
-    """
+    """Deletes the expired conversations, each in a transaction of its own. Raises DatabaseError."""
     done: Counter[str] = Counter()
     for key in expired_conversations(database, days, pause):
         began = time.monotonic()
@@ -184,10 +177,7 @@ def purge_conversations(database: Database, days: int, pause: Pause = _go_on) ->
 
 
 def expired_conversations(database: Database, days: int, pause: Pause = _go_on) -> Iterator[ConversationKey]:
-    """The conversations that nothing has changed for so long. Raises DatabaseError.
-
-    `pause` is called after every page of those that are looked at, as `purge` does it.
-    """
+    """The conversations that nothing has changed for so long, page by page. Raises DatabaseError."""
     after: ConversationKey | None = conversations.FIRST
     with database.begin() as connection:
         if not conversations.may_expire(connection, days):
@@ -215,10 +205,7 @@ def remove_images(database: Database, pause: Pause = _go_on) -> int:
 
 
 def fold(database: Database, pause: Pause = _go_on) -> None:
-    """Merges each tenant's storage changes into its total, what each key spent, and the usage of each day.
-
-    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
-    """
+    """Merges each tenant's storage changes, what each key spent, and the usage of each day."""
     steps = (
         storage_usage.fold_changes,
         spend.fold,
@@ -244,11 +231,7 @@ def _in_batches(database: Database, work: Callable[[Connection], bool], pause: P
 
 
 def fold_logs(database: Database, pause: Pause = _go_on) -> None:
-    """Folds the event logs that were too long to be folded with the ends of their responses.
-
-    One that cannot be folded is left for the next call. `pause` is called after every one, as `purge` does
-    it. Raises DatabaseError.
-    """
+    """Folds event logs that were too long at their responses' ends, as far as they can be folded."""
     with database.begin() as connection:
         ended = log_append.unfolded(connection, FOLDED_LOGS)
     for key in ended:
@@ -277,10 +260,7 @@ def add_partitions(database: Database, retention_days: int) -> None:
 
 
 def analyze(database: Database) -> None:
-    """Brings the planner's statistics of partitioned tables up to date, which may take minutes.
-
-    Raises DatabaseError.
-    """
+    """Brings partitioned tables' statistics up to date, which may take minutes. Raises DatabaseError."""
     limits = {"statement_timeout": f"{ANALYZE_SECONDS}s", "lock_timeout": "200ms"}
     opened = database.dedicated_connection(
         "statistics", autocommit=True, limits=limits, patience=ANALYZE_SECONDS
@@ -297,10 +277,7 @@ def remove_old(
     ranges: Sequence[ExpiredRange] = EVERYTHING,
     pause: Pause = _go_on,
 ) -> None:
-    """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that ended long ago.
-
-    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
-    """
+    """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that are long gone."""
     for expired in ranges if ledger_days else ():
 
         def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
@@ -337,10 +314,7 @@ class Retention(Worker):
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def stop(self) -> None:
-        """Ends the thread after the current batch, or after STOP_SECONDS with the process.
-
-        Whatever it does may be broken off at any point.
-        """
+        """Ends the thread after the current batch, or breaks it off after STOP_SECONDS."""
         self.thread.request_stop()
         self.thread.join(STOP_SECONDS)
 

@@ -177,10 +177,7 @@ class ChildEngine(Worker):
 
 
 def start_engine(config: Config, say: Callable[[str], None]) -> ChildEngine | None:
-    """The engine's program, once it answers; None for an engine that is this process or runs elsewhere.
-
-    Raises ConfigError if it does not start.
-    """
+    """The engine's program, once it answers; None if the engine is not its own. Raises ConfigError."""
     if config.engine not in REMOTE_ENGINES or config.engine_url is not None:
         return None
     folder = model_folder(config)
