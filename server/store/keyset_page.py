@@ -10,10 +10,7 @@ from server.protocol.list_pages import PageRequest
 
 
 def page(query: Select[Any], order: Sequence[ColumnElement[Any]], asked: PageRequest) -> Select[Any]:
-    """One row more than the limit of those whose `order` columns come after the values `asked.after`.
-
-    The columns together must be unique and not null.
-    """
+    """One row more than the limit of those whose `order` columns, a key, come after `asked.after`."""
     if asked.after is not None:
         columns, values = tuple_(*order), tuple_(*asked.after)
         query = query.where(columns < values if asked.newest_first else columns > values)

@@ -244,10 +244,7 @@ _READ_UPDATES = text(f"""
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-    """Updates of these responses; running responses without new events are left out.
-
-    A single statement sees one snapshot: all events of a running response are hot.
-    """
+    """Updates of these responses in one snapshot; running ones without new events are left out."""
     rows = connection.execute(_READ_UPDATES, arrays.fields(Subscription, watched)).all()
     return [
         _update_of(watched[place - 1], [row[1:] for row in group])

@@ -89,10 +89,9 @@ def record(
     details: Mapping[str, object] | None = None,
     request_id: str | None = None,
 ) -> None:
-    """Adds an entry in the caller's transaction, and a log line.
+    """Adds an entry in the caller's transaction, and a log line, which a failed transaction has, too.
 
-    `action` is one of ACTIONS, `target` the id of what was changed; `details` must be JSON. The log line is
-    written before the commit, so a transaction that fails or is repeated has one, too.
+    `action` is one of ACTIONS, `target` the id of what was changed; `details` must be JSON.
     """
     row = {"actor": actor, "action": action, "tenant": tenant, "target": target, "request_id": request_id}
     connection.execute(_INSERT, {**row, "details": msgspec.json.encode(details or {}).decode()})

@@ -159,9 +159,7 @@ _RECORD_USE = text("""
 
 
 def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
-    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use. Skips a locked
-    row, so that no request waits.
-    """
+    """Sets `last_used_at` once a minute, unless the row is locked; whether it is the key's first use."""
     return connection.execute(_RECORD_USE, {"tenant": tenant, "id": key_id}).scalar() is True
 
 
@@ -216,9 +214,7 @@ def end_streams(connection: Connection, key_id: str) -> None:
 
 
 def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) -> list[str]:
-    """The keys that end what runs with them and became invalid within the last `age`, or are in use still:
-    `ends_streams` may be set long after a key was revoked.
-    """
+    """The keys that end what runs with them, and became invalid within the last `age` or are in use still."""
     keys, now = api_keys.c, func.clock_timestamp()
     used = keys.id == func.any(literal(list(in_use), ARRAY(Text)))
     ended = or_(keys.revoked_at > now - age, keys.expires_at.between(now - age, now), used & ~_VALID)

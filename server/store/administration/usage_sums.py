@@ -195,9 +195,7 @@ def read_top_users(connection: Connection, filters: UsageFilter) -> list[UsageRo
 
 
 def read_refused(connection: Connection, filters: UsageFilter) -> Sequence[Row[Any]]:
-    """Requests that were answered with an error object, by status and code, the most frequent first. They
-    know the tenant alone.
-    """
+    """Requests answered with an error object, by status and code, the most frequent first."""
     condition = "" if filters.tenant is None else "and tenant = :tenant"
     query = f"""
         select status as http_status, nullif(error_code, '') as error_code,

@@ -267,10 +267,7 @@ def expired_after(connection: Connection, days: int, after: ConversationKey) -> 
 
 
 def delete_expired(connection: Connection, days: int, key: ConversationKey) -> bool:
-    """Deletes the conversation with its items; False if somebody has locked or changed it meanwhile.
-
-    Its lock keeps away what would add to it.
-    """
+    """Deletes the conversation with its items; False if somebody has locked or changed it meanwhile."""
     for _ in range(2):  # the second statement sees all that was committed before the lock was had
         if connection.execute(_LOCK_EXPIRED, {"days": days, **key._asdict()}).first() is None:
             return False

@@ -58,9 +58,7 @@ _REMOVE = (
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
-    """Deletes a response for all readers. None if it does not exist; True if it is still running, and the
-    caller must cancel it. The rows of a running response are removed when it ends.
-    """
+    """Deletes a response for readers; None without one. True if it runs: the caller must cancel it."""
     parameters = {"tenant": tenant, "id": response_id}
     status = connection.execute(_DELETE, parameters).scalar()
     if status is None:

@@ -80,10 +80,7 @@ _INSERT_USES = text("""
 
 
 def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tuple[str, NewImage]]) -> None:
-    """Inserts uses by a response's or conversation's items, and the pictures that the tenant has not stored.
-
-    Raises ImageRemoved.
-    """
+    """Inserts uses by an owner's items, and pictures that the tenant has not stored. Raises ImageRemoved."""
     insert_all(connection, [ImageUse(tenant, owner, item_id, image) for item_id, image in uses])
 
 

@@ -138,10 +138,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
 
 
 def _remove(connection: Connection, subject: Subject, ids: Collection[UUID], own: Collection[UUID]) -> int:
-    """Removes locked responses with their items, events and uses of pictures.
-
-    The ledger's lines of `own` become anonymous, or go with a tenant whose usage is not kept.
-    """
+    """Removes locked responses; the ledger's lines of `own` become anonymous, or go as well."""
     if not ids:
         return 0
     _remove_logs(connection, subject.tenant, ids)

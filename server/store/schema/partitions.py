@@ -152,10 +152,7 @@ class Survey(NamedTuple):
 
 
 def is_dropped(survey: Survey) -> bool:
-    """Whether the partition goes as a whole; otherwise its rows are deleted one by one. Pure.
-
-    One of which nothing is due any more goes, too, so that partitions do not accumulate.
-    """
+    """Whether the partition goes as a whole, also one without due rows; else its rows go one by one. Pure."""
     due = survey.rows - survey.kept
     return (
         (due == 0 or due >= MIN_DUE)
@@ -255,9 +252,7 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
 
 
 def detach(connection: Connection, parts: Sequence[str], age: timedelta, kept: Sequence[ResponseKey]) -> None:
-    """Detaches partitions of one range and moves what is kept, in the caller's transaction. Raises
-    DatabaseError, one that `is_contention` where a lock was not to be had at once.
-    """
+    """Detaches partitions of one range and moves what is kept. Raises DatabaseError for a lock not had."""
     connection.execute(_DETACH, {"parts": list(parts), "age": age, **arrays.fields(ResponseKey, kept)})
 
 

@@ -115,10 +115,7 @@ _CLAIM = text("""
 
 
 def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
-    """Claims due deliveries for `lease`, of each endpoint as many as `room` says.
-
-    They are taken in turns by tenant, and within a tenant by endpoint.
-    """
+    """Claims due deliveries for `lease`, as many of each endpoint as `room` says, in turns by tenant."""
     parameters = {"limit": limit, "lease": lease, "endpoints": list(room), "room": list(room.values())}
     return [Claimed(*row) for row in connection.execute(_CLAIM, parameters)]
 
@@ -193,10 +190,7 @@ _GIVE_UP = text(f"""
 
 
 def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
-    """Gives up what waits for deleted endpoints, what is late, and an endpoint's oldest beyond `most`.
-
-    A batch of it: there may be more unless the result is empty.
-    """
+    """Gives up a batch of what waits for deleted endpoints, is late, or is beyond an endpoint's `most`."""
     return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
 
 
@@ -290,10 +284,7 @@ def list_page(
 
 
 def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:
-    """Makes a delivery due again, or without one the newest that were given up.
-
-    Returns how many. Those that wait already are attempted now.
-    """
+    """Makes a delivery due now, or without one the newest that were given up; returns how many."""
     chosen = _STATES["given_up"] if delivery is None else _COLUMNS.id == delivery
     newest = (
         select(_COLUMNS.tenant, _COLUMNS.id)
