@@ -97,7 +97,7 @@ def paged_attention(
         raise UnsupportedModel(f"{name} does not number its layers.")
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     attended = step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))
-    return attended.view(len(query), -1, *attended.shape[1:]), None
+    return attended.contiguous().view(len(query), -1, *attended.shape[1:]), None
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.config import ModelRefused
-from engine.model.prepacked_linear import PrepackedLinear
+from engine.model.prepacked_linear import FusedLinear, PrepackedLinear
 
 SETTINGS_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -177,7 +177,7 @@ def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     """Numbers of inputs and outputs of a layer that an adapter may change; None for all others."""
     # Exactly these types: subclasses, such as quantized layers, may compute something else.
-    if type(module) in (nn.Linear, PrepackedLinear):
+    if type(module) in (nn.Linear, PrepackedLinear, FusedLinear):
         assert isinstance(module, nn.Linear)
         return module.in_features, module.out_features
     if type(module) is Conv1D:

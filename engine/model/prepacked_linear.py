@@ -1,6 +1,7 @@
 """`PrepackedLinear`: linear layers on a CPU whose weights are packed once in oneDNN's layout.
 
 With plain weights, oneDNN repacks them in every call, which dominates products of few rows, and so decoding.
+In bfloat16, layers that read the same input are one product.
 
 In bfloat16, on a processor with AMX, a row's result has the same bits whatever rows are computed beside it.
 oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
@@ -9,9 +10,10 @@ rows and threads, with the bits of the product of few rows. So the weights are k
 its own, where there is memory for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import thread_time
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +43,9 @@ MAX_TRIED_ROWS = 512
 
 MEMORY_FACTOR = 2
 """Weights are packed twice if this many times their bytes are free."""
+
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+"""Names that transformers gives layers of one module that read the same input."""
 
 MAX_SLOWNESS = 8
 """A convolution may take this many times what products of its rows take. One that repacks takes far more."""
@@ -88,6 +93,46 @@ class PrepackedLinear(nn.Linear):
             return _convolve(rows, self._convolution, self.bias)
         first = _convolve(rows[:-rest], self._convolution, self.bias)
         return torch.cat((first, _multiply(rows[-rest:], self._packed_weight, self.bias)))
+
+
+class FusedLinear(nn.Linear):
+    """Computes one of the layers of a `FusedProduct`."""
+
+    def __init__(self, plain: nn.Linear, product: "FusedProduct", index: int) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
+        self.bias, self.weight = plain.bias, product.whole.weight
+        self._product, self._index = product, index
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[..., inputs]` -> `[..., outputs]`, a view of the outputs of all layers."""
+        return self._product.take(hidden, self._index)
+
+
+class FusedProduct:
+    """Layers that mostly read one input: the first that is called computes all; the others take theirs."""
+
+    def __init__(self, layers: Sequence[nn.Linear], trials: "ConvolutionTrials | None") -> None:
+        """All have biases, or none has."""
+        self._sizes = [layer.out_features for layer in layers]
+        has_bias = layers[0].bias is not None
+        joined = nn.Linear(layers[0].in_features, sum(self._sizes), bias=has_bias, device="meta")
+        joined.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
+        if has_bias:
+            joined.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]), requires_grad=False)
+        self.whole = PrepackedLinear(joined, trials)
+        self.layers = [FusedLinear(layer, self, index) for index, layer in enumerate(layers)]
+        self._input: Tensor | None = None
+        self._outputs: dict[int, Tensor] = {}
+
+    def take(self, hidden: Tensor, index: int) -> Tensor:
+        """One layer's outputs, `[..., outputs]`, computed anew where the input is another tensor."""
+        if hidden is not self._input or index not in self._outputs:
+            self._input = hidden
+            self._outputs = dict(enumerate(self.whole(hidden).split(self._sizes, -1)))
+        out = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return out
 
 
 def _is_embedding(weight: Tensor) -> bool:
@@ -163,15 +208,29 @@ def prepack_weights(network: PreTrainedModel) -> None:
     packed: dict[nn.Module, PrepackedLinear] = {}
     size = sum(parameter.nbytes for parameter in network.parameters())
     trials = ConvolutionTrials() if MEMORY_FACTOR * size <= free_memory() else None
+    for module in list(network.modules()):
+        for names in SAME_INPUT:
+            _fuse(module, names, trials)
     for name, module in list(network.named_modules(remove_duplicate=False)):
-        # Not subclasses: quantized layers, for one, compute something else.
-        if type(module) is nn.Linear and _is_worth_packing(module):
+        if _is_worth_packing(module):
             if module not in packed:
                 packed[module] = PrepackedLinear(module, trials)
             network.set_submodule(name, packed[module])
 
 
-def _is_worth_packing(layer: nn.Linear) -> bool:
+def _fuse(module: nn.Module, names: Sequence[str], trials: ConvolutionTrials | None) -> None:
+    children = dict(module.named_children())
+    layers = [layer for layer in map(children.get, names) if _is_worth_packing(layer)]
+    kinds = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}
+    if len(layers) == len(names) and len(kinds) == 1 and layers[0].weight.dtype == torch.bfloat16:
+        for name, layer in zip(names, FusedProduct(layers, trials).layers, strict=True):
+            setattr(module, name, layer)
+
+
+def _is_worth_packing(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    # Not subclasses: quantized layers, for one, compute something else.
+    if type(layer) is not nn.Linear:
+        return False
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     # A quantized layer may be a plain one with another type of weight, or with a forward of its own.
     if type(getattr(layer, "weight", None)) is not nn.Parameter or "forward" in vars(layer) or not available:

@@ -64,10 +64,16 @@ def alone() -> Iterator[list[Said]]:
     bench.engine.close(drain=True)
 
 
-@pytest.mark.parametrize("together", [2, 7, 64])
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"token_budget": 16}, {"token_budget": 64}, {"kv_blocks": 300}, {"torch_threads": 1}],
+    ("together", "settings"),
+    [
+        (2, {}),
+        (7, {"token_budget": 16}),
+        (7, {"torch_threads": 1}),
+        (64, {}),
+        (64, {"token_budget": 64}),
+        (64, {"kv_blocks": 300}),
+    ],
     ids=str,
 )
 def test_beside_strangers(alone: list[Said], settings: dict[str, Any], together: int) -> None:

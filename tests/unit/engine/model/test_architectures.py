@@ -44,6 +44,8 @@ CASES = [
     Case("Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "hidden_size": 64}),
     Case("MixtralConfig", {**WINDOW, "num_local_experts": 4}),
     Case("GptOssConfig", {**WINDOW, **EXPERTS, "num_local_experts": 4, "experts_per_token": 2}),
+    # It takes views of the attention's output, which must be contiguous.
+    Case("JetMoeConfig", {"num_experts_per_tok": 2, "num_local_experts": 4, "kv_channels": 8}),
     Case("Glm4MoeConfig", {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     Case("DeepseekV3Config", {**EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
          "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,

@@ -95,6 +95,26 @@ def test_only_layers_that_gain_are_arranged(
     assert network["b"] is network["a"]
 
 
+@with_bfloat16
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("order", [("q_proj", "k_proj", "v_proj"), ("v_proj", "q_proj", "q_proj", "k_proj")])
+def test_layers_of_one_input_are_one_product_and_compute_what_they_did(
+    order: tuple[str, ...], bias: bool
+) -> None:
+    sizes = {"q_proj": 96, "k_proj": 32, "v_proj": 32}
+    layers = {name: plain(INPUTS, size, torch.bfloat16, bias=bias) for name, size in sizes.items()}
+    network: Any = nn.ModuleDict(layers)
+    prepack_weights(network)
+    assert len({id(network[name].weight) for name in sizes}) == 1
+    one, other = (torch.randn(1, 5, INPUTS, dtype=torch.bfloat16) for _ in range(2))
+    for hidden in (one, other, one):
+        for name in order:
+            torch.testing.assert_close(network[name](hidden), layers[name](hidden), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(network["k_proj"](other), layers["k_proj"](other), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(network["v_proj"](one), layers["v_proj"](one), atol=2e-2, rtol=2e-2)
+    assert [sizes_of(network[name]) for name in sizes] == [sizes_of(layer) for layer in layers.values()]
+
+
 @pytest.fixture
 def _small_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
