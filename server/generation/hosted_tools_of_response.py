@@ -4,7 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from server.protocol.responses import items as wire
+from server.protocol.responses.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
+    CustomToolCall,
+    Execution,
+    FunctionCall,
+    Item,
+    ListedTool,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    Message,
+    Reasoning,
+    ShellCall,
+    ToolSearchCall,
+    WebSearchCall,
+)
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import TOOL_SEARCH, ClientTool, McpTool, Tool, ToolSearchTool
 
@@ -20,7 +38,7 @@ class ListedServer:
     """One MCP server's tools, or the error of listing them."""
 
     label: str
-    tools: Sequence[wire.ListedTool]
+    tools: Sequence[ListedTool]
     error: str | None = None
     is_new: bool = True
     """False if the conversation has the list already, so that it is not sent again."""
@@ -37,14 +55,14 @@ class HostedTools:
 
     servers: Sequence[ListedServer] = ()
     max_calls: int | None = None
-    approved_calls: Sequence[wire.McpApprovalRequest] = ()
+    approved_calls: Sequence[McpApprovalRequest] = ()
     """Calls that the input approves; they are made before the first turn."""
     include_sources: bool = False
     of_client: frozenset[str] = frozenset()
     """The names of OpenAI's tools that the client runs."""
-    tag_approval: Callable[[wire.McpApprovalRequest], wire.McpApprovalRequest] | None = None
+    tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Appends the MAC to an approval request's id."""
-    search: wire.Execution | None = None
+    search: Execution | None = None
     """Who answers the model's searches for deferred tools; None if it has no such tool."""
 
     @property
@@ -54,7 +72,7 @@ class HostedTools:
     def needs_approval(self, label: str, name: str) -> bool:
         return name in self.by_label[label].approval_required
 
-    def tool_of(self, call: wire.McpCall | wire.McpApprovalRequest) -> wire.ListedTool | None:
+    def tool_of(self, call: McpCall | McpApprovalRequest) -> ListedTool | None:
         """The tool that is called; None if the response does not offer it."""
         listed = self.by_label.get(call.server_label)
         return next((tool for tool in listed.tools if tool.name == call.name), None) if listed else None
@@ -76,7 +94,7 @@ class ToolResult:
     """The output of a call, or its error; both None if the call was not finished."""
 
     output: str | None = None
-    error: wire.McpError | None = None
+    error: McpError | None = None
     urls: Sequence[str] = ()
     """The sources of a search or a page, if the server names them."""
     tools: Sequence[dict[str, Any]] = ()
@@ -90,7 +108,7 @@ class DueCall:
     """A call to make, and its item's index in the output."""
 
     index: int
-    call: wire.McpCall
+    call: McpCall
     within_limit: bool
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
@@ -103,7 +121,7 @@ class PendingToolWork:
     """Work that a run waits for: calls, or the model's next turn if there are none."""
 
     calls: Sequence[DueCall]
-    output: Sequence[wire.Item]
+    output: Sequence[Item]
     turn: int
     """The number of the turn that has ended; the first is 0."""
     output_tokens: int
@@ -112,8 +130,8 @@ class PendingToolWork:
 def hosted_tools_of(
     request: CreateResponse,
     tools: Sequence[Tool],
-    items: Sequence[wire.Item] = (),
-    tag: Callable[[wire.McpApprovalRequest], wire.McpApprovalRequest] | None = None,
+    items: Sequence[Item] = (),
+    tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     server_limit: int | None = None,
 ) -> HostedTools:
     """The hosted tools of a request after discovery; `server_limit` is the server's own limit of calls."""
@@ -132,7 +150,7 @@ def hosted_tools_of(
     ]
     search = next((tool.execution for tool in tools if isinstance(tool, ToolSearchTool)), None)
     if search is not None:
-        search_only = [wire.ListedTool(TOOL_SEARCH, annotations={"readOnlyHint": True})]
+        search_only = [ListedTool(TOOL_SEARCH, annotations={"readOnlyHint": True})]
         servers.append(ListedServer(TOOL_SEARCH, search_only, is_new=False))
     limit, sources = call_limit(request, server_limit), SOURCES in (request.include or ())
     of_client = frozenset(tool.name for tool in tools if isinstance(tool, ClientTool))
@@ -152,28 +170,23 @@ def _call_type(tool: McpTool) -> CallType:
     return types.get(tool.stands_for["type"], "search")
 
 
-def approved_calls(items: Sequence[wire.Item]) -> list[wire.McpApprovalRequest]:
+def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
     """The calls that were approved after the last output of the model, in the order of the approvals."""
-    answers: dict[str, wire.McpApprovalResponse] = {}
-    requests: dict[str, wire.McpApprovalRequest] = {}
+    answers: dict[str, McpApprovalResponse] = {}
+    requests: dict[str, McpApprovalRequest] = {}
     before_output = False
     for item in reversed(items):
         match item:
-            case wire.McpApprovalResponse() if not before_output:
+            case McpApprovalResponse() if not before_output:
                 answers[item.approval_request_id] = item
-            case wire.McpApprovalRequest():
+            case McpApprovalRequest():
                 requests[item.id] = item
                 before_output = True
-            case (
-                wire.Message(role="assistant")
-                | wire.Reasoning()
-                | wire.FunctionCall()
-                | wire.CustomToolCall()
-            ):
+            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
                 before_output = True
-            case wire.McpCall() | wire.CodeInterpreterCall() | wire.WebSearchCall() | wire.ToolSearchCall():
+            case McpCall() | CodeInterpreterCall() | WebSearchCall() | ToolSearchCall():
                 before_output = True
-            case wire.ShellCall() | wire.LocalShellCall() | wire.ApplyPatchCall():
+            case ShellCall() | LocalShellCall() | ApplyPatchCall():
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]
