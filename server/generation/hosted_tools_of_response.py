@@ -125,6 +125,9 @@ class PendingToolWork:
     turn: int
     """The number of the turn that has ended; the first is 0."""
     output_tokens: int
+    """Of all turns."""
+    dropped_items: int
+    """Items that the prompt of the turn that has ended left out."""
 
 
 def hosted_tools_of(

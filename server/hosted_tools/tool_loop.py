@@ -234,7 +234,7 @@ class ToolLoop:
     def _begin_turn(self, facts: RunFacts, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
-            turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
+            turn = turns.next_turn(tool_work)
             request = None if turn is None else turn.engine_request
             if request is not None and not self._reserve_turn(facts, len(request.prompt)):
                 turn = None

@@ -73,6 +73,8 @@ class ResolvedRequest:
     """History and new input, in order, before the response's own output."""
     response: UUID
     seed: int
+    dropped_items: int = 0
+    """Items that the turn before left out, by `truncation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,15 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
     The engine's own limits are checked by `Engine.check`.
     """
     request, moment = resolved.request, moment_of(resolved.response)
-    prompt = write_prompt(served, resolved.tenant, request, resolved.tools, resolved.items, moment)
+    prompt = write_prompt(
+        served,
+        resolved.tenant,
+        request,
+        resolved.tools,
+        resolved.items,
+        moment,
+        dropped_items=resolved.dropped_items,
+    )
     return prepare_from_prompt(served, resolved, prompt)
 
 

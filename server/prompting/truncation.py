@@ -7,6 +7,7 @@ The conversation is cut in steps, at places that depend only on what is before t
 mostly begins as this one's does, and the engine has it in its prefix cache.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -54,29 +55,40 @@ def truncate(
     write: Callable[[Sequence[Item]], Prompt],
     room: int,
     limit: int,
+    dropped: int = 0,
 ) -> Prompt | None:
     """The prompt of the longest end that has at most `room` tokens, to a step; else the shortest one.
 
-    None if that has more than `limit` tokens. A binary search, because a longer conversation has no fewer
-    tokens.
+    None if that has more than `limit` tokens. Where the turn before left out `dropped` items, this one leaves
+    out no fewer, and no others if that is enough: then one prompt is written. Else a binary search, because a
+    longer conversation has no fewer tokens.
     """
+
+    def write_from(cut: int, most: int) -> Prompt | None:
+        try:
+            prompt = write(drop_before(items, cut))
+        except PromptTooLong:
+            return None
+        return prompt if len(prompt.token_ids) <= most else None
+
+    cuts = list(_possible_cuts(items))
+    before = bisect_left(cuts, dropped, key=lambda cut: len(items) - len(drop_before(items, cut)))
+    cuts = cuts[before:]
+    if not cuts:
+        return None
+    if dropped and (prompt := write_from(cuts[0], room)) is not None:
+        return prompt
     step = limit / STEP_SHARE * _characters_per_token(items, model_format, limit)
-    cuts = stepped_cuts(items, max(1, int(step)))
-    low, high, best = 0, len(cuts) - 1, None
+    stepped = [cut for cut in stepped_cuts(items, max(1, int(step))) if cut >= cuts[0]]
+    low, high, best = 0, len(stepped) - 1, None
     while low <= high:
         middle = (low + high) // 2
-        try:
-            prompt = write(drop_before(items, cuts[middle]))
-        except PromptTooLong:
+        prompt = write_from(stepped[middle], room)
+        if prompt is None:
             low = middle + 1
-            continue
-        if len(prompt.token_ids) <= room:
-            best, high = prompt, middle - 1
         else:
-            low = middle + 1
-            if middle == len(cuts) - 1 and len(prompt.token_ids) <= limit:
-                best = prompt
-    return best
+            best, high = prompt, middle - 1
+    return best or write_from(cuts[-1], limit)
 
 
 def stepped_cuts(items: Sequence[Item], step: int) -> list[int]:

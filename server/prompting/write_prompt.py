@@ -51,11 +51,13 @@ def write_prompt(
     moment: datetime | None = None,
     *,
     max_tokens: int | None = None,
+    dropped_items: int = 0,
 ) -> Prompt:
     """The prompt of a response that was created at `moment`, for templates that show the date.
 
-    With `truncation: "auto"` it has the newest items that leave room for an answer. `max_tokens` replaces the
-    model's context as the limit where tokens are only counted. Raises ApiError or DecodeFailure for what
+    With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least the
+    `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit where
+    tokens are only counted. Raises ApiError or DecodeFailure for what
     cannot be written, and for a longer prompt.
     """
     context = served.model_info.context_length
@@ -76,7 +78,7 @@ def write_prompt(
     try:
         work = characters + ITEM_CHARACTERS * len(items)
         with served.long_prompts.slot(tenant, work) if work > LONG_CHARACTERS else nullcontext():
-            prompt = write_within(served.model_format, conversation, limit, characters, room)
+            prompt = write_within(served.model_format, conversation, limit, characters, room, dropped_items)
         if prompt.images and request.truncate_prompt_tokens is not None:
             raise InvalidRequest(
                 "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
@@ -114,8 +116,10 @@ def write_within(
     limit: int,
     characters: int,
     room: int | None = None,
+    dropped: int = 0,
 ) -> Prompt:
-    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens.
+    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens, as is known
+    where the turn before left out `dropped` items.
 
     A conversation with more characters than `limit` tokens can have is not written; `characters` is its
     number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `room` a prompt
@@ -138,12 +142,12 @@ def write_within(
 
     prompt = None
     try:
-        prompt = write(conversation.items, characters)
+        prompt = None if dropped else write(conversation.items, characters)
     except PromptTooLong:
         if room is None:
             raise
     if room is not None and (prompt is None or len(prompt.token_ids) > room):
-        prompt = truncate(conversation.items, model_format, write_end, room, limit) or prompt
+        prompt = truncate(conversation.items, model_format, write_end, room, limit, dropped) or prompt
     if prompt is None:
         raise PromptTooLong(limit)
     return prompt
