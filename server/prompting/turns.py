@@ -241,7 +241,9 @@ class TurnBuilder:
         prepared = prepare_later_turn(self.served, resolved)
         if prepared.compaction is not None and not prepared.compaction.by_model:
             return NextTurn(None, replace(no_decoding(), compaction=prepared.compaction))
-        engine_request = replace(prepared.engine_request, request_id=f"{resolved.response.hex}.{work.turn + 1}")
+        engine_request = replace(
+            prepared.engine_request, request_id=f"{resolved.response.hex}.{work.turn + 1}"
+        )
         return NextTurn(engine_request, _turn_decoding_spec(self.served, resolved, prepared))
 
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:

@@ -55,10 +55,10 @@ def write_prompt(
 ) -> Prompt:
     """The prompt of a response that was created at `moment`, for templates that show the date.
 
-    With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least the
-    `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit where
-    tokens are only counted. Raises ApiError or DecodeFailure for what
-    cannot be written, and for a longer prompt.
+    With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least
+    the `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit
+    where tokens are only counted. Raises ApiError or DecodeFailure for what cannot be written, and for a
+    longer prompt.
     """
     context = served.model_info.context_length
     grammar = None if request.structured_outputs is None else structured_output_grammar(request)
@@ -118,7 +118,7 @@ def write_within(
     room: int | None = None,
     dropped: int = 0,
 ) -> Prompt:
-    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens, as is known
+    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens, as it has
     where the turn before left out `dropped` items.
 
     A conversation with more characters than `limit` tokens can have is not written; `characters` is its
