@@ -9,6 +9,7 @@ mostly begins as this one's does, and the engine has it in its prefix cache.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from server.model_formats.model_format import ModelFormat, Prompt, PromptError, PromptTooLong
@@ -56,39 +57,42 @@ def truncate(
     room: int,
     limit: int,
     dropped: int = 0,
-) -> Prompt | None:
-    """The prompt of the longest end that has at most `room` tokens, to a step; else the shortest one.
+) -> Prompt:
+    """The prompt of all items, or of the longest end that has at most `room` tokens, to a step; else of the
+    shortest one.
 
-    None if that has more than `limit` tokens. Where the turn before left out `dropped` items, this one leaves
-    out no fewer, and no others if that is enough: then one prompt is written. Else a binary search, because a
-    longer conversation has no fewer tokens.
+    Where the turn before left out `dropped` items, this one leaves out no fewer, and no others if that is
+    enough. If not, it is a binary search, because a longer conversation has no fewer tokens. Raises
+    PromptTooLong if writing even the shortest one stopped at the limit.
     """
 
-    def write_from(cut: int, most: int) -> Prompt | None:
+    def write_from(cut: int) -> Prompt:
+        retained = drop_before(items, cut)
+        return replace(write(retained), dropped_items=len(items) - len(retained))
+
+    def write_within_room(cut: int) -> Prompt | None:
         try:
-            prompt = write(drop_before(items, cut))
+            prompt = write_from(cut)
         except PromptTooLong:
             return None
-        return prompt if len(prompt.token_ids) <= most else None
+        return prompt if len(prompt.token_ids) <= room else None
 
-    cuts = list(_possible_cuts(items))
+    cuts = [0, *_possible_cuts(items)]
     before = bisect_left(cuts, dropped, key=lambda cut: len(items) - len(drop_before(items, cut)))
-    cuts = cuts[before:]
-    if not cuts:
-        return None
-    if dropped and (prompt := write_from(cuts[0], room)) is not None:
+    cuts = cuts[before:] or cuts[-1:]
+    if (prompt := write_within_room(cuts[0])) is not None:
         return prompt
     step = limit / STEP_SHARE * _characters_per_token(items, model_format, limit)
-    stepped = [cut for cut in stepped_cuts(items, max(1, int(step))) if cut >= cuts[0]]
+    stepped = [cut for cut in stepped_cuts(items, max(1, int(step))) if cut > cuts[0]]
     low, high, best = 0, len(stepped) - 1, None
     while low <= high:
         middle = (low + high) // 2
-        prompt = write_from(stepped[middle], room)
+        prompt = write_within_room(stepped[middle])
         if prompt is None:
             low = middle + 1
         else:
             best, high = prompt, middle - 1
-    return best or write_from(cuts[-1], limit)
+    return best or write_from(cuts[-1])
 
 
 def stepped_cuts(items: Sequence[Item], step: int) -> list[int]:

@@ -118,39 +118,26 @@ def write_within(
     room: int | None = None,
     dropped: int = 0,
 ) -> Prompt:
-    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens, as it has
-    where the turn before left out `dropped` items.
+    """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens.
 
     A conversation with more characters than `limit` tokens can have is not written; `characters` is its
-    number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `room` a prompt
-    may exceed `limit`.
+    number, and `dropped` that of the items that the turn before left out. Raises PromptError, and
+    PromptTooLong if tokenizing stopped at the limit; a prompt may exceed `limit`.
     """
     longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
 
-    def write(retained: Sequence[Item], size: int) -> Prompt:
-        if most is not None and size > most:
+    def write(retained: Sequence[Item]) -> Prompt:
+        if most is not None and characters_of(replace(conversation, items=retained)) > most:
             raise PromptTooLong(limit)
         loaded = with_loaded_tools(conversation, retained) if conversation.tools else conversation
         if not all(isinstance(item, Message) for item in retained):
             retained = items_for_model(retained, partial(describe_found, loaded.tools))
         return model_format.write(replace(loaded, items=retained, max_tokens=limit))
 
-    def write_end(retained: Sequence[Item]) -> Prompt:
-        prompt = write(retained, characters_of(replace(conversation, items=retained)))
-        return replace(prompt, dropped_items=len(conversation.items) - len(retained))
-
-    prompt = None
-    try:
-        prompt = None if dropped else write(conversation.items, characters)
-    except PromptTooLong:
-        if room is None:
-            raise
-    if room is not None and (prompt is None or len(prompt.token_ids) > room):
-        prompt = truncate(conversation.items, model_format, write_end, room, limit, dropped) or prompt
-    if prompt is None:
-        raise PromptTooLong(limit)
-    return prompt
+    if room is None:
+        return write(conversation.items)
+    return truncate(conversation.items, model_format, write, room, limit, dropped)
 
 
 def truncate_tokens(
