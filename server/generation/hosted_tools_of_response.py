@@ -5,23 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.protocol.responses.items import (
-    ApplyPatchCall,
-    CodeInterpreterCall,
+    ClientCall,
     CustomToolCall,
     Execution,
     FunctionCall,
+    HostedCall,
     Item,
     ListedTool,
-    LocalShellCall,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     Message,
     Reasoning,
-    ShellCall,
-    ToolSearchCall,
-    WebSearchCall,
 )
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import TOOL_SEARCH, ClientTool, McpTool, Tool, ToolSearchTool
@@ -185,11 +181,9 @@ def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
             case McpApprovalRequest():
                 requests[item.id] = item
                 before_output = True
-            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
+            case Message(role="assistant") | Reasoning():
                 before_output = True
-            case McpCall() | CodeInterpreterCall() | WebSearchCall() | ToolSearchCall():
-                before_output = True
-            case ShellCall() | LocalShellCall() | ApplyPatchCall():
+            case _ if isinstance(item, FunctionCall | CustomToolCall | HostedCall | ClientCall):
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]
