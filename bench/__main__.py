@@ -32,6 +32,7 @@ BENCHES = (
     "engine_gpu",
     "llama_server",
     "remote",
+    "peers",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 

@@ -63,9 +63,10 @@ def _fork_server() -> ForkServer:
 class VllmServer:
     """One `vllm serve`, in a process group of its own."""
 
-    def __init__(self, model: Path, name: str, *flags: str, forked: bool = False) -> None:
+    def __init__(self, model: Path, name: str, *flags: str, forked: bool = False, threads: str = "1") -> None:
         """With `forked`, its processes are forked from one that has the imports: for many starts."""
         self._forked = forked
+        self._settings = {**SETTINGS, "OMP_NUM_THREADS": threads}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = [
@@ -87,7 +88,7 @@ class VllmServer:
     def launch(self) -> None:
         """Starts the process, which must not be there, and waits for nothing."""
         assert self._process is None
-        environment, output = os.environ | SETTINGS, self._output.fileno()
+        environment, output = os.environ | self._settings, self._output.fileno()
         if self._forked:
             arguments = ["tests.support.forked_vllm", *self._arguments]
             self._process = _fork_server().fork(arguments, environment, (output, output, output))
