@@ -62,6 +62,8 @@ def written(turns: int) -> tuple[int, int]:
         recorder.commit(run.finish_call(due.index, ToolResult(f"{turn} " * 100), LATER))
         next_turn = builder.next_turn(tool_work(run))
         assert next_turn is not None
+        assert next_turn.engine_request is not None
+        prompt = next_turn.engine_request.prompt
         recorder.commit(run.next_turn(next_turn.decoding_spec, next_turn.prompt_tokens, LATER))
     log = recorder.commit(run.tokens(MODEL_SAYS[:1], LATER), MODEL_SAYS[:1])
     live, model_format.written = model_format.written, 0
@@ -70,8 +72,7 @@ def written(turns: int) -> tuple[int, int]:
     resumed = Run(facts, first_decoding_spec(model, resolved, prepared))
     _, engine_request = _replay(resumed, builder, prepared, log)
     assert engine_request is not None
-    assert next_turn.engine_request is not None
-    assert engine_request.prompt == (*next_turn.engine_request.prompt, *MODEL_SAYS[:1])
+    assert engine_request.prompt == (*prompt, *MODEL_SAYS[:1])
     assert resumed.output == run.output
     return live, model_format.written
 
