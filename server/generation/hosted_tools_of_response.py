@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.protocol.responses.items import (
-    ClientCall,
-    CustomToolCall,
     Execution,
-    FunctionCall,
     HostedCall,
     Item,
     ListedTool,
@@ -17,6 +14,7 @@ from server.protocol.responses.items import (
     McpCall,
     McpError,
     Message,
+    PairedCall,
     Reasoning,
 )
 from server.protocol.responses.request import CreateResponse
@@ -183,7 +181,7 @@ def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
                 before_output = True
             case Message(role="assistant") | Reasoning():
                 before_output = True
-            case _ if isinstance(item, FunctionCall | CustomToolCall | HostedCall | ClientCall):
+            case _ if isinstance(item, PairedCall | HostedCall):
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]

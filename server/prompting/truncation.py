@@ -14,25 +14,18 @@ from itertools import accumulate
 
 from server.model_formats.model_format import ModelFormat, Prompt, PromptError, PromptTooLong
 from server.protocol.responses.items import (
-    ClientCall,
-    ClientOutput,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
+    CallOutput,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     Message,
+    PairedCall,
     Reasoning,
-    ToolSearchCall,
-    ToolSearchOutput,
     encode_item,
     text_of,
 )
 
-_OUTPUTS = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 STEP_SHARE = 3
 """A conversation that is too long loses a third of the room at a time. Of loops whose turns fill a twentieth
 of the room, more than four fifths of the prompts' tokens are then cached."""
@@ -143,11 +136,11 @@ def _ends(items: Sequence[Item]) -> dict[int, int]:
         match item:
             case McpApprovalRequest():
                 begun[item.id] = index
-            case _ if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall | ClientCall):
+            case _ if isinstance(item, PairedCall):
                 begun[item.call_id] = index
             case McpApprovalResponse() | McpCall() if item.approval_request_id in begun:
                 ends[begun[item.approval_request_id]] = index
-            case _ if isinstance(item, _OUTPUTS) and item.call_id in begun:
+            case _ if isinstance(item, CallOutput) and item.call_id in begun:
                 ends[begun[item.call_id]] = index
     return ends
 
