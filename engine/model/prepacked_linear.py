@@ -34,12 +34,10 @@ UNPACKED_ROWS = 3
 PRODUCT_ROWS = 32
 """In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
 
-PICTURE_ROWS = 64
-"""A convolution takes rows as the points of pictures of this width. For some others oneDNN repacks the
-weights in every call."""
-
-MAX_TRIED_ROWS = 512
-"""The rows with which convolutions are tried."""
+PICTURE_WIDTHS = (64, 128, 256)
+"""A convolution takes rows as the points of a picture: the narrowest with room for them, or several of the
+widest. The weights are packed for the first width; where oneDNN wants them otherwise for another one, it
+repacks them in every call, and that one is not used."""
 
 MEMORY_FACTOR = 2
 """Weights are packed twice if this many times their bytes are free."""
@@ -48,7 +46,8 @@ SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "
 """Names that transformers gives layers of one module that read the same input."""
 
 MAX_SLOWNESS = 8
-"""A convolution may take this many times what products of its rows take. One that repacks takes far more."""
+"""A convolution may take this many times what products of its rows take, and a wider picture this many times
+what the first width takes for the same rows. One that repacks takes far more."""
 
 
 class PrepackedLinear(nn.Linear):
@@ -66,11 +65,12 @@ class PrepackedLinear(nn.Linear):
         both = weight.dtype == torch.float32
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
-        self._few_rows_only, self._convolution = False, None
+        self._widths: tuple[int, ...] = ()
+        self._convolution: Tensor | None = None
         if trials is not None and not both:
             convolution = _pack_for_convolution(weight)
-            self._few_rows_only = trials.are_right(self._packed_weight, convolution, self.bias)
-            if self._few_rows_only and not _is_embedding(weight):
+            self._widths = trials.usable_widths(self._packed_weight, convolution, self.bias)
+            if self._widths and not _is_embedding(weight):
                 self._convolution = convolution
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -78,21 +78,21 @@ class PrepackedLinear(nn.Linear):
         elements = hidden.numel()
         if elements <= self._max_unpacked_elements:
             return linear(hidden, self.weight, self.bias)
-        if not self._few_rows_only or elements <= PRODUCT_ROWS * self.in_features:
+        if not self._widths:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
         return self._compute_in_order(rows).view(*hidden.shape[:-1], self.out_features)
 
     def _compute_in_order(self, rows: Tensor) -> Tensor:
+        count, widest = len(rows), self._widths[-1]
+        if count <= PRODUCT_ROWS:
+            return _multiply(rows, self._packed_weight, self.bias)
         if self._convolution is None:
-            few = torch.split(rows, PRODUCT_ROWS)
-            parts = [_multiply(part, self._packed_weight, self.bias) for part in few]
-            return torch.cat(parts)
-        rest = len(rows) % PICTURE_ROWS
-        if not 0 < rest <= PRODUCT_ROWS:
-            return _convolve(rows, self._convolution, self.bias)
-        first = _convolve(rows[:-rest], self._convolution, self.bias)
-        return torch.cat((first, _multiply(rows[-rest:], self._packed_weight, self.bias)))
+            return torch.cat([self._compute_in_order(part) for part in torch.split(rows, PRODUCT_ROWS)])
+        if count > widest and (rest := count % widest):
+            return torch.cat([self._compute_in_order(part) for part in (rows[:-rest], rows[-rest:])])
+        width = next((width for width in self._widths if width >= count), widest)
+        return _convolve(rows, self._convolution, self.bias, width)
 
 
 class FusedLinear(nn.Linear):
@@ -145,12 +145,12 @@ def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _convolve(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def _convolve(rows: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
     """The product, with inputs as channels and rows, padded to whole pictures, as points."""
     count, inputs = rows.shape
-    if missing := -count % PICTURE_ROWS:
+    if missing := -count % width:
         rows = pad(rows, (0, 0, 0, missing))
-    pictures = rows.view(-1, 1, PICTURE_ROWS, inputs).permute(0, 3, 1, 2)
+    pictures = rows.view(-1, 1, width, inputs).permute(0, 3, 1, 2)
     out: Tensor = torch.ops.mkldnn._convolution_pointwise(
         pictures, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], ""
     )
@@ -158,7 +158,7 @@ def _convolve(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _pack_for_convolution(weight: Tensor) -> Tensor:
-    picture = [1, weight.shape[1], 1, PICTURE_ROWS]
+    picture = [1, weight.shape[1], 1, PICTURE_WIDTHS[0]]
     packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
         weight[:, :, None, None], [0, 0], [1, 1], [1, 1], 1, picture
     )
@@ -166,41 +166,54 @@ def _pack_for_convolution(weight: Tensor) -> Tensor:
 
 
 class ConvolutionTrials:
-    """Whether convolutions are quick and have the bits of products of few rows; each shape is tried once."""
+    """Which convolutions are quick and have the bits of products of few rows; each shape is tried once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, bool], bool] = {}
+        self._known: dict[tuple[int, int, bool], tuple[int, ...]] = {}
 
-    def are_right(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> bool:
-        """The weights of a layer, packed for both."""
+    def usable_widths(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+        """Of `PICTURE_WIDTHS`, for the weights of a layer, packed for both; none if bits differ."""
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
         if key not in self._known:
-            self._known[key] = _is_right(product, convolution, bias)
+            self._known[key] = _usable_widths(product, convolution, bias)
         return self._known[key]
 
 
-def _is_right(product: Tensor, convolution: Tensor, bias: Tensor | None) -> bool:
-    hidden = torch.randn(MAX_TRIED_ROWS, convolution.shape[1], generator=torch.Generator().manual_seed(7))
-    hidden = hidden.bfloat16()
-    expected = _convolve(hidden[:PICTURE_ROWS], convolution, bias)
+def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    first, widest = PICTURE_WIDTHS[0], PICTURE_WIDTHS[-1]
+    hidden = torch.randn(widest, convolution.shape[1], generator=torch.Generator().manual_seed(7)).bfloat16()
+    expected = _convolve(hidden[:first], convolution, bias, first)
     for count in (1, 2, 7, PRODUCT_ROWS):
         if not torch.equal(_multiply(hidden[:count], product, bias), expected[:count]):
-            return False
+            return ()
     if _is_embedding(convolution):
-        return True
-    unit = min(_seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) for _ in range(3))
-    for count in (PICTURE_ROWS, MAX_TRIED_ROWS):
-        taken = min(_seconds(partial(_convolve, hidden[:count], convolution, bias)) for _ in range(3))
-        if taken > MAX_SLOWNESS * unit * count / PRODUCT_ROWS:
-            return False
-    return True
+        return PICTURE_WIDTHS
+
+    def seconds_of_row(width: int) -> float:
+        return _seconds(partial(_convolve, hidden[:width], convolution, bias, width)) / width
+
+    unit = _seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) / PRODUCT_ROWS
+    taken = seconds_of_row(first)
+    if taken > MAX_SLOWNESS * unit:
+        return ()
+    others = [
+        width
+        for width in PICTURE_WIDTHS[1:]
+        if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
+        and seconds_of_row(width) <= MAX_SLOWNESS * taken
+    ]
+    return (first, *others)
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
-    begin = thread_time()
-    compute()
-    return thread_time() - begin
+    """Of this thread, the least of three tries."""
+    tries = []
+    for _ in range(3):
+        begin = thread_time()
+        compute()
+        tries.append(thread_time() - begin)
+    return min(tries)
 
 
 def prepack_weights(network: PreTrainedModel) -> None:

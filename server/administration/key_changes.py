@@ -71,10 +71,8 @@ def update_key(connection: Connection, actor: Actor, key_id: str, request: Updat
 
 
 def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> CreatedKey:
-    """A new key with the same properties, which lives as long; the old one expires after the overlap at most.
-
-    Both count as one for limits and budgets. Raises NotFound; Conflict for a key that was rotated or has
-    expired.
+    """A key with the same properties, which lives as long; the old one expires after the overlap at most.
+    Raises NotFound; Conflict for a key that was rotated or has expired.
     """
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
@@ -96,9 +94,8 @@ def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timed
 
 
 def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) -> int:
-    """Revokes a key; with `end`, also one revoked before, all that runs with it ends within about a second.
-
-    Returns how many of its stored responses had not ended. Raises NotFound.
+    """Revokes a key; with `end`, also a revoked one, all that runs with it ends. Returns how many of its
+    stored responses had not ended. Raises NotFound.
     """
     stored = stored_keys.get(connection, key_id, lock=True)
     if stored is None or (stored.revoked_at is not None and not end):

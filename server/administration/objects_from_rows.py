@@ -19,8 +19,8 @@ from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
 from server.store.administration.usage_sums import Group, UsageRow
 from server.store.cluster.cluster_overview import ListedReplica
-from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
+from server.store.webhooks.outbox import StoredDelivery
 
 S = TypeVar("S", bound=Struct)
 

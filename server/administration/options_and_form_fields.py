@@ -29,8 +29,6 @@ Kind = Literal["text", "tenant", "number", "amount", "time", "flag", "names", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestField:
-    """A field of a request."""
-
     name: str
     kind: Kind
     description: str

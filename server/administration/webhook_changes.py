@@ -18,7 +18,7 @@ from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webho
 from server.protocol.webhook_objects import CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import Seal
 from server.store.database import Connection
-from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
 from server.webhooks.signed_message import make_secret
 
@@ -114,7 +114,7 @@ def redeliver(connection: Connection, actor: Actor, endpoint: StoredEndpoint, de
     chosen = None if delivery is None else parse_webhook_id(delivery)
     count = 0
     if delivery is None or chosen is not None:
-        count = delivery_lists.redeliver(connection, endpoint.tenant, endpoint.id, chosen, MAX_REDELIVERED)
+        count = outbox.redeliver(connection, endpoint.tenant, endpoint.id, chosen, MAX_REDELIVERED)
     if delivery is not None and count == 0:
         raise NotFound(f"There is no delivery {delivery[:100]!r} of this webhook endpoint.")
     details = {"deliveries": count}

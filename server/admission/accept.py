@@ -22,10 +22,10 @@ from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
 from server.request_input.conversations_api import lock_conversation
 from server.request_input.stored_input import removed_image, unknown_previous
-from server.store.content import images, response_insert, responses
+from server.store.content import images, responses
 from server.store.content.images import ImageRemoved
 from server.store.content.item_rows import NewItem, stored_items_of
-from server.store.content.response_insert import NewResponse
+from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 
@@ -77,10 +77,7 @@ class Acceptance:
         return [AcceptedRun(of_run, first_events(of_run, of_run.echo)) for of_run in facts]
 
     def accept(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
-        """Commits responses of one request, with their input and first events.
-
-        Raises KeyTaken, ConversationChanged and ApiError, and then nothing is stored.
-        """
+        """Commits a request's responses, all or none. Raises KeyTaken, ConversationChanged and ApiError."""
         accepted = self.begin(runs)
         rows = iter(stored_items_of([item for new in runs for item in new.resolved_input.new]))
         written = [
@@ -95,7 +92,7 @@ class Acceptance:
             if ARMED:
                 crashpoint("accept.written")  # the statement commits itself
             try:
-                insert = response_insert.committing_insert(*written[0].content, self._replica)
+                insert = responses.committing_insert(*written[0].content, self._replica)
                 committed = self._database.scalar(*insert)
             except AlreadyThere:  # an earlier try, which was not confirmed, has committed
                 committed = False
@@ -138,7 +135,7 @@ class Acceptance:
                 raise ConversationChanged
         # The history was read before this transaction; from here on the row lock keeps it.
         replica = None if background else self._replica
-        if not response_insert.insert(connection, *response.content, replica):
+        if not responses.insert(connection, *response.content, replica):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, response.input_items)
 
@@ -176,7 +173,7 @@ class _Written:
 
     @property
     def content(self) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event]]:
-        """The arguments of `response_insert.insert`."""
+        """The arguments of `responses.insert`."""
         return self.row, self.input_items, self.events
 
     @property

@@ -229,10 +229,7 @@ class Admission:
         )
 
     def _create(self, create: ParsedCreate) -> list[AcceptedResponse]:
-        """Prepares, accepts and begins responses; if it raises, what was taken of limits is given back.
-
-        Raises KeyTaken, ApiError, DecodeFailure or NotReady.
-        """
+        """Prepares, accepts and begins responses; if it raises, what was taken of limits is given back."""
         caller = create.caller
         rates, budget = None, None
         with ExitStack() as reserved:

@@ -52,9 +52,7 @@ class KeyClaims:
         """By the response that did not begin, the oldest first."""
 
     def claim(self, new: NewRun) -> None:
-        """Claim the key of a response, if it has one, and spend its approvals. Raises KeyTaken, Conflict or
-        DatabaseError.
-        """
+        """Claims a response's key, if any, and its approvals. Raises KeyTaken, Conflict or DatabaseError."""
 
         def work(connection: Connection) -> None:
             claim_key(connection, new, self._replica)

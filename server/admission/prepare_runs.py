@@ -80,7 +80,6 @@ class NewRun:
     stored: bool
     """Whether it gets a row."""
     checked: CheckedRequest
-    """The engine request of `prepared`."""
     turns: TurnBuilder
     idempotency_key: IdempotencyKey | None
     origin: Origin
@@ -105,9 +104,7 @@ class NewRun:
 
     @property
     def announces(self) -> bool:
-        """Whether the run may have events before its first token: lists of tools, calls that the input
-        approves, a compaction, the prompt's token ids.
-        """
+        """Whether the run may have events before its first token, such as lists of tools."""
         request = self.resolved.request
         return (
             self.turns.has_hosted_tools

@@ -206,10 +206,7 @@ def _names_tool(request: CreateResponse) -> bool:
 
 
 def check_priority(caller: Caller, request: CreateResponse) -> None:
-    """Raises InvalidRequest for a priority below the key's floor, ahead of other tenants' requests.
-
-    A server without keys has one tenant, whose priorities order its own requests.
-    """
+    """Raises InvalidRequest for a priority below the key's floor. Without keys there is one tenant."""
     if caller.key_id is None:
         return
     if request.priority is not None and request.priority < caller.priority_floor:

@@ -18,7 +18,7 @@ from server.protocol.ids import response_id
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.database import Connection, clock
-from server.store.database_errors import DatabaseError
+from server.store.database_errors import DatabaseError, in_one_line
 from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
@@ -60,7 +60,7 @@ def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
                 with store.snapshot(connection):
                     refuse_unknown_tenant(connection, options.tenant)
     except DatabaseError as error:
-        raise ConfigError(f"The audit could not go on: {_cause(error)}") from error
+        raise ConfigError(f"The audit could not go on: {in_one_line(error)}") from error
     if options.json:
         print_result(_json_summary(tally))
     else:
@@ -109,7 +109,3 @@ def _json_summary(tally: Tally) -> str:
 
 def _in_order(tally: Tally) -> Iterable[tuple[str, int]]:
     return ((name, tally.violations[name]) for name in INVARIANTS if tally.violations[name])
-
-
-def _cause(error: DatabaseError) -> str:
-    return str(getattr(error, "orig", None) or error).strip()

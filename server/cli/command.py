@@ -152,7 +152,6 @@ def opened_database(
 
 @contextmanager
 def current_database(config: Config) -> Iterator[tuple["Database", "Disk"]]:
-    """The database, whose schema is current, and its disk."""
     with opened_database(config) as opened:
         opened.make_current()
         with closing(opened.connect(1)) as database:

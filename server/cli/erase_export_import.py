@@ -18,7 +18,7 @@ from server.maintenance.export_lines import export
 from server.maintenance.import_lines import MAX_LINE, BadLine, import_lines
 from server.store.database_errors import DatabaseError, first_line
 from server.store.erasure.subject import Subject
-from server.store.transfer.read_rows import export_snapshot
+from server.store.transfer import export_snapshot
 
 DEFAULT_SECONDS = 3600
 

@@ -46,10 +46,7 @@ def _rows() -> Iterator[cli.Row]:
 
 
 def _engine_of(folder: Path) -> tuple[str | None, str]:
-    """The setting `engine` that serves the model, None if none is known to, and what else is to be said.
-
-    Reads no weights, which may be of another shape than config.json says.
-    """
+    """The setting `engine` that serves the model, None if none does, and a note. Reads no weights."""
     ggufs = sorted(file.name for file in folder.rglob("*.gguf"))
     if ggufs and next(folder.glob("*.safetensors"), None) is None:
         return "llama-server", ", ".join(ggufs)

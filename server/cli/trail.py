@@ -8,6 +8,7 @@ from server.administration.objects_from_rows import trail_object
 from server.cli.command import Subcommands, add_command, print_rows, transaction
 from server.cli.options import DURATIONS, duration, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
+from server.protocol.list_pages import PageRequest
 from server.store.administration.audit_trail import Entry, EntryFilter, entries_page
 from server.store.database import clock
 
@@ -31,7 +32,7 @@ def _trail(config: Config, options: argparse.Namespace) -> None:
     with transaction(config) as connection:
         since = None if options.since is None else clock(connection) - options.since
         chosen = EntryFilter(since=since, tenant=options.tenant, action=options.action)
-        newest = entries_page(connection, chosen, None, options.limit, newest_first=True)
+        newest = entries_page(connection, chosen, PageRequest(None, options.limit, newest_first=True))
         if not newest:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("at", "actor", "action", "tenant", "target", "details")

@@ -12,10 +12,11 @@ from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
+from server.protocol.list_pages import PageRequest
 from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
-from server.store.webhooks import delivery_lists, endpoints
-from server.store.webhooks.delivery_lists import StoredDelivery
+from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.endpoints import StoredEndpoint
+from server.store.webhooks.outbox import StoredDelivery
 from server.webhooks.delivery_attempt import WebhookClient, allowed_receivers
 
 _MAX_LISTED = 1000
@@ -39,7 +40,7 @@ def add_commands(commands: cli.Subcommands) -> None:
     sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
     deliveries = _of_endpoint(group, "deliveries", "list the newest deliveries of an endpoint", _deliveries)
-    deliveries.add_argument("--state", choices=delivery_lists.STATES)
+    deliveries.add_argument("--state", choices=outbox.STATES)
     deliveries.add_argument(
         "--limit", type=whole_number(0, 10**9), default=100, help=f"(default: 100, at most {_MAX_LISTED})"
     )
@@ -142,8 +143,8 @@ def _deliveries(config: Config, options: argparse.Namespace) -> None:
     most = min(options.limit, _MAX_LISTED)
     with cli.transaction(config) as connection:
         stored = webhook_changes.find(connection, options.endpoint_id, None)
-        of_endpoint = (stored.tenant, stored.id, options.state, None, most)
-        listed = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
+        newest = PageRequest(None, most, newest_first=True)
+        listed = outbox.list_page(connection, stored.tenant, stored.id, options.state, newest)[:most]
     columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
     rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in listed)
     cli.print_rows(rows, columns, as_json=options.json)

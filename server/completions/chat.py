@@ -24,22 +24,8 @@ from server.errors import InvalidRequest
 from server.prompting.engine_request import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
+from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
-from server.protocol.completions.objects import (
-    CalledFunction,
-    CalledTool,
-    ChatCompletion,
-    ChatMessage,
-    Choice,
-    ChoiceLogprobs,
-    Chunk,
-    ChunkChoice,
-    CompletionUsage,
-    Delta,
-    FinishReason,
-    TokenLogprob,
-    ToolCall,
-)
 from server.protocol.completions.requests import ChatRequest, ChoiceRequest
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.events import (
@@ -200,7 +186,7 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
 class ChatFormat(ChunkFormat):
     """The fields that all choices and chunks of a chat completion share."""
 
-    chunk_type = Chunk
+    chunk_type = objects.Chunk
     include_reasoning: bool = True
     role: str = "assistant"
     """The answer's role: the last message's where the model continues that message."""
@@ -214,7 +200,7 @@ class ChatFormat(ChunkFormat):
     def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[msgspec.Struct]:
         final = event.response if isinstance(event, ChoiceEnded) else None
         for delta in self._deltas(choice, event):
-            part = ChunkChoice(
+            part = objects.ChunkChoice(
                 choice.index,
                 delta,
                 finish_reason(self, final) if final else None,
@@ -226,30 +212,32 @@ class ChatFormat(ChunkFormat):
             usage = choice.usage if self.continuous_usage else None
             yield self.chunk([part], usage, prompt_token_ids=prompt)
 
-    def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[Delta]:
+    def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[objects.Delta]:
         match event:
             case ChoiceStarted():
-                begun = [Delta(role=self.role, content="")]
-                return [*begun, Delta(content=self.echo)] if self.echo else begun
+                begun = [objects.Delta(role=self.role, content="")]
+                return [*begun, objects.Delta(content=self.echo)] if self.echo else begun
             case OutputTextDelta(item_id=message, delta=text):
                 before, choice.message = choice.message, message
-                return [Delta(content=PARAGRAPH + text if before not in ("", message) else text)]
+                return [objects.Delta(content=PARAGRAPH + text if before not in ("", message) else text)]
             case ReasoningTextDelta(delta=text) if self.include_reasoning:
-                return [Delta(reasoning_content=text, reasoning=text)]
+                return [objects.Delta(reasoning_content=text, reasoning=text)]
             case OutputItemAdded(item=FunctionCall() | CustomToolCall() as item):
                 choice.calls += 1
-                return [Delta(tool_calls=[replace(tool_call(item), index=choice.calls - 1)])]
+                return [objects.Delta(tool_calls=[replace(tool_call(item), index=choice.calls - 1)])]
             case FunctionCallArgumentsDelta(delta=text):
-                call = ToolCall(index=choice.calls - 1, function=CalledFunction(arguments=text))
-                return [Delta(tool_calls=[call])]
+                call = objects.ToolCall(
+                    index=choice.calls - 1, function=objects.CalledFunction(arguments=text)
+                )
+                return [objects.Delta(tool_calls=[call])]
             case CustomToolCallInputDelta(delta=text):
-                call = ToolCall(index=choice.calls - 1, custom=CalledTool(input=text))
-                return [Delta(tool_calls=[call])]
+                call = objects.ToolCall(index=choice.calls - 1, custom=objects.CalledTool(input=text))
+                return [objects.Delta(tool_calls=[call])]
             case ChoiceEnded():
-                return [Delta()]
+                return [objects.Delta()]
         return []
 
-    def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
+    def usage(self, finals: Sequence[FinalChoice]) -> objects.CompletionUsage:
         return total_usage([finals], with_reasoning=True)
 
 
@@ -272,9 +260,9 @@ def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]
 
 def chat_completion(
     shape: ChatFormat, finals: Sequence[FinalChoice], indexes: Sequence[int] | None = None
-) -> ChatCompletion:
+) -> objects.ChatCompletion:
     """The completion of these final responses. `indexes` are the choices' own where some were deleted."""
-    return ChatCompletion(
+    return objects.ChatCompletion(
         id=shape.id,
         created=shape.created,
         model=shape.model,
@@ -288,7 +276,7 @@ def chat_completion(
     )
 
 
-def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
+def finish_reason(shape: ChatFormat, final: FinalChoice) -> objects.FinishReason:
     details = final.incomplete_details
     if final.status == "incomplete" and details is not None and details.reason == "max_output_tokens":
         return "length"
@@ -297,20 +285,20 @@ def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
     return "stop"
 
 
-def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
+def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> objects.Choice:
     texts = final.texts
     thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
     calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
     reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None
     text = shape.echo + final.text
-    message = ChatMessage(
+    message = objects.ChatMessage(
         shape.role,
         text if text or (texts and not calls) else None,
         reasoning_content=UNSET if reasoning is None else reasoning,
         reasoning=reasoning,
         tool_calls=calls or UNSET,
     )
-    return Choice(
+    return objects.Choice(
         index,
         message,
         finish_reason(shape, final),
@@ -320,12 +308,12 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
     )
 
 
-def _logprobs(logprobs: Sequence[Logprob]) -> ChoiceLogprobs | None:
+def _logprobs(logprobs: Sequence[Logprob]) -> objects.ChoiceLogprobs | None:
     if not logprobs:
         return None
-    return ChoiceLogprobs(
+    return objects.ChoiceLogprobs(
         [
-            TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
+            objects.TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
             for one in logprobs
         ]
     )

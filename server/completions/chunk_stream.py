@@ -111,7 +111,6 @@ _EVENT_TYPES: dict[bytes, type[ChoiceEvent]] = {
         if (tag := struct.__struct_config__.tag) is not None
     },
 }
-"""The events that make chunks."""
 _encode = msgspec.json.Encoder().encode
 
 

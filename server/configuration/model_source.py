@@ -13,8 +13,6 @@ _ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_./-]{{1,100}}))?(?::([A-Za-
 
 
 class HubModel(NamedTuple):
-    """A model in a hub."""
-
     repository: str
     """owner/name"""
     revision: str | None

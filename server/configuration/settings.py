@@ -1,7 +1,7 @@
 """`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents.
 
-The settings are declared in `setting_groups/`. docs/configuration.md and `holdfast serve --help` are made
-from `settings()`.
+The settings are declared in `setting_groups.py` and `token_settings.py`. docs/configuration.md and
+`holdfast serve --help` are made from `settings()`.
 """
 
 import base64
@@ -10,9 +10,9 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
+from server.configuration import setting_groups as groups
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
-from server.configuration.setting_groups import engine, listening, process, storage, tokens, tools
-from server.configuration.setting_groups.declare import MAX_NUMBER
+from server.configuration.token_settings import TokenSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
@@ -27,23 +27,23 @@ _DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(
-    process.SecretSettings,
-    listening.ApiSettings,
-    tokens.TokenSettings,
-    storage.StorageSettings,
-    process.ReplicaSettings,
-    listening.HttpSettings,
-    tools.WebhookSettings,
-    tools.ImageSettings,
-    tools.ToolSettings,
-    process.CapacitySettings,
-    engine.ScriptedEngineSettings,
-    engine.EngineSettings,
-    engine.LocalEngineSettings,
-    engine.ModelSettings,
-    storage.DatabaseSettings,
-    listening.MetricsSettings,
-    listening.ListeningSettings,
+    groups.SecretSettings,
+    groups.ApiSettings,
+    TokenSettings,
+    groups.StorageSettings,
+    groups.ReplicaSettings,
+    groups.HttpSettings,
+    groups.WebhookSettings,
+    groups.ImageSettings,
+    groups.ToolSettings,
+    groups.CapacitySettings,
+    groups.ScriptedEngineSettings,
+    groups.EngineSettings,
+    groups.LocalEngineSettings,
+    groups.ModelSettings,
+    groups.DatabaseSettings,
+    groups.MetricsSettings,
+    groups.ListeningSettings,
 ):
     """One server's settings, validated on creation. Raises ConfigError.
 
@@ -122,7 +122,7 @@ class Config(
         if self.max_running is not None:
             return self.max_running
         if self.engine != "vllm" or self.engine_url is None:
-            return process.MAX_RUNNING
+            return groups.MAX_RUNNING
         servers = sum(bool(url.strip()) for url in self.engine_url.split(","))
         return min(MAX_CALLS, CALLS_PER_VLLM_SERVER * max(1, servers))
 
@@ -189,7 +189,7 @@ def _check_range(setting: Field[Any], value: object) -> None:
     flag = setting.name.replace("_", "-")
     if value != value or (low is not None and value < low):
         raise ConfigError(f"{flag} must be at least {low:.10g}, not {value}.")
-    high = MAX_NUMBER if high is None else high
+    high = groups.MAX_NUMBER if high is None else high
     if value > high:
         raise ConfigError(f"{flag} must be at most {high:.10g}, not {value}.")
 

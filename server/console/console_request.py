@@ -148,7 +148,6 @@ class ConsoleRequest:
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """The headers of an answer."""
     return {**HEADERS, "x-request-id": request.state.request_id}
 
 

@@ -56,10 +56,7 @@ def is_form_token(seal: Seal, token: str, cookie: str) -> bool:
 
 
 def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConnection:
-    """The request as an API client would have sent it: the cookie's key is its `Authorization`.
-
-    A request with a header of its own, or without a cookie that holds, stays as it is.
-    """
+    """The request with the cookie's key as its `Authorization`, unless it has a header of its own."""
     cookie = request.cookies.get(COOKIE)
     if cookie is None or "authorization" in request.headers:
         return request
@@ -68,17 +65,13 @@ def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConne
 
 
 def with_key(request: HTTPConnection, key: str) -> HTTPConnection:
-    """The request with the key as its `Authorization`."""
     others = [header for header in request.scope["headers"] if header[0] != b"authorization"]
     headers = [*others, (b"authorization", b"Bearer " + key.encode("latin-1", "replace"))]
     return HTTPConnection({**request.scope, "headers": headers})
 
 
 def set_session(services: Services, request: HTTPConnection, answer: Response, key: str) -> None:
-    """Gives the browser a session of that key, for HTTPS where it, or a proxy, says that it uses that.
-
-    Raises InvalidRequest for a key that is too long.
-    """
+    """Gives the browser a session of that key, for HTTPS where that is used. Raises InvalidRequest."""
     answer.set_cookie(
         COOKIE,
         seal_session(services.model.seal, key, time()),

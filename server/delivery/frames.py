@@ -25,11 +25,8 @@ class FramePage:
 
 
 class OpenResponsesNames:
-    """Renames events as in the Open Responses specification.
-
-    Its names are OpenAI's except for two: `response.reasoning_text.delta` and `.done` are
-    `response.reasoning.delta` and `.done`. The `id:` line is left out, as the specification has it. Nothing
-    else of a frame changes.
+    """Renames events as in the Open Responses specification, whose names are OpenAI's but for
+    `response.reasoning.delta` and `.done`; it has no `id:` line. Nothing else of a frame changes.
     """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:

@@ -250,21 +250,20 @@ def list_encoded(
     encode: Callable[[Connection, Sequence[StoredResponse]], Iterator[bytes]],
 ) -> Page[msgspec.Raw]:
     """A page of what `encode` makes of responses. Raises InvalidRequest if `after` is none of this `kind`."""
-    after, limit, newest_first = asked
+    limit = asked.limit
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None
-        if after is not None:
-            response = parse_id(after)
+        if asked.after is not None:
+            response = parse_id(asked.after)
             cursor = response_pages.find_cursor(connection, tenant, response) if response else None
             if cursor is None:
-                raise bad_cursor(after, kind)
+                raise bad_cursor(asked.after, kind)
         page: list[bytes] = []
         size = 0
         while True:
-            rows, more = response_pages.bounded_page(
-                connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
-            )
+            part = PageRequest(cursor, limit + 1, asked.newest_first)
+            rows, more = response_pages.bounded_page(connection, tenant, filters, part, MAX_BYTES)
             for encoded in encode(connection, rows):
                 if len(page) == limit or size >= MAX_BYTES:
                     return page, True
@@ -306,12 +305,9 @@ def item_page(
     connection: Connection, item_list: ItemList, tenant: str, owner: UUID, asked: PageRequest, kind: str
 ) -> PayloadPage:
     """A page of items as stored. Raises InvalidRequest where `asked.after` is no id of this `kind`."""
-    after, limit, newest_first = asked
-    cursor = None
-    if after is not None:
-        cursor = stored_items.item_position(connection, item_list, tenant, owner, after)
-        if cursor is None:
-            raise bad_cursor(after, kind)
-    return stored_items.item_page(
-        connection, item_list, tenant, owner, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
-    )
+    if asked.after is not None:
+        position = stored_items.item_position(connection, item_list, tenant, owner, asked.after)
+        if position is None:
+            raise bad_cursor(asked.after, kind)
+        asked = asked._replace(after=position)
+    return stored_items.item_page(connection, item_list, tenant, owner, asked, MAX_BYTES)

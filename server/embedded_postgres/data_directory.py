@@ -216,10 +216,7 @@ def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
 
 
 def running_postmaster(directory: ClusterDirectory) -> Postmaster | None:
-    """The Postgres that works on this cluster, if `postmaster.pid` names a live one.
-
-    The file may be stale, empty, or name a process that only happens to have that number now.
-    """
+    """The Postgres that `postmaster.pid` names, if it lives and works on this cluster."""
     try:
         words = (directory.pgdata / "postmaster.pid").read_text(errors="replace").split()
         pid = int(words[0])
@@ -251,10 +248,7 @@ def _command_line(pid: int) -> str:
 
 
 def remove_stale_files(directory: ClusterDirectory) -> None:
-    """Removes what would make Postgres believe that a process with a number used again is it.
-
-    Call it while `cluster.lock` is held and nothing runs.
-    """
+    """Removes what would make Postgres take a reused process id for its own; needs `cluster.lock`."""
     directory.pgdata.joinpath("postmaster.pid").unlink(missing_ok=True)
     directory.sockets.joinpath(SOCKET_NAME).unlink(missing_ok=True)
     directory.sockets.joinpath(f"{SOCKET_NAME}.lock").unlink(missing_ok=True)

@@ -337,7 +337,6 @@ def socket_url(sockets: Path, database: str) -> str:
 
 
 def try_to_connect(url: str) -> ServerState:
-    """Try to connect."""
     try:
         psycopg.connect(url, connect_timeout=2).close()
     except psycopg.OperationalError as error:
@@ -353,7 +352,6 @@ def try_to_connect(url: str) -> ServerState:
 
 
 def create_database(maintenance_url: str, name: str) -> None:
-    """Create a database unless there is one of that name."""
     try:
         with psycopg.connect(maintenance_url, autocommit=True) as connection:
             query = "SELECT 1 FROM pg_database WHERE datname = %s"

@@ -48,8 +48,6 @@ _TERMINAL: dict[EndStatus, type[wire.ResponseEvent]] = {
 
 
 class EventEmitter:
-    """The events of one response."""
-
     def __init__(
         self,
         response: UUID,

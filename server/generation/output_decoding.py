@@ -167,10 +167,7 @@ class OutputDecoder:
             self._logprobs.restore(events)
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
-        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string.
-
-        With stop strings tokens are parsed one by one, so that the one that ends the output is known.
-        """
+        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string."""
         if not self._stops:
             return self._feed(token_ids, logprobs)
         decoded: Decoded = []

@@ -348,10 +348,7 @@ class Run:
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a failed response, with the output up to now.
-
-        Pass `readable=False` after the parser has raised: the text that it held back is lost.
-        """
+        """The last events of a failed response; after the parser has raised pass `readable=False`."""
         if self.has_stopped:
             return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)

@@ -182,7 +182,6 @@ class ToolCallEvents:
                 return [self._event(wire.SearchSearching, item.id, index)]
 
     def finish_call(self, index: int, outcome: ToolResult) -> list[Event]:
-        """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
         if isinstance(item, AnsweredByItem):

@@ -12,7 +12,7 @@ from server.hosted_tools.mcp_client import failed_result
 from server.protocol import ids
 from server.protocol.responses.items import McpCall, decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.store.content import responses, spent_approvals, stored_items
+from server.store.content import idempotency_keys, responses, stored_items
 from server.store.database import Connection, Database
 
 SPENT = "This call was allowed and begun before. Its result is not known."
@@ -29,7 +29,7 @@ def spend_approvals(
     """
     for own, sent in sorted(approvals.items(), key=lambda names: names[1]):  # in one order: no deadlocks
         approval, _ = ids.split_id_tag(sent)
-        owner = spent_approvals.spend(connection, tenant, approval, response)
+        owner = idempotency_keys.spend(connection, tenant, approval, response)
         first = responses.get(connection, tenant, owner) if owner != response else None
         if first is not None and first.status not in TERMINAL_STATUSES:
             raise Conflict(
@@ -38,11 +38,11 @@ def spend_approvals(
                 param="input",
             )
         if first is not None and not _calls(connection, tenant, owner):
-            spent_approvals.pass_on(connection, tenant, approval, response)
+            idempotency_keys.pass_on(connection, tenant, approval, response)
             owner = response
         name, _ = ids.split_id_tag(own)
         if name != approval:  # a copy of the request
-            spent_approvals.spend(connection, tenant, name, owner)
+            idempotency_keys.spend(connection, tenant, name, owner)
 
 
 def earlier_result(database: Database, tenant: str, response: UUID, call: McpCall) -> ToolResult | None:
@@ -50,7 +50,7 @@ def earlier_result(database: Database, tenant: str, response: UUID, call: McpCal
     approval, _ = ids.split_id_tag(call.approval_request_id or "")
 
     def read(connection: Connection) -> ToolResult | None:
-        owner = spent_approvals.owner(connection, tenant, approval)
+        owner = idempotency_keys.owner(connection, tenant, approval)
         if owner is None or owner == response:
             return None
         made = _calls(connection, tenant, owner) if responses.get(connection, tenant, owner) else []

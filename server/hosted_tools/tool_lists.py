@@ -82,10 +82,7 @@ class ToolListCache:
         self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
-        """The cached list, or a future that is done when it is cached. `ask` starts it if none runs.
-
-        Raises TooManyRequests or Overloaded at the limits of pending exchanges.
-        """
+        """The cached list, or a future of it, which `ask` starts. Raises TooManyRequests or Overloaded."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():

@@ -52,10 +52,7 @@ MoreRoutes = Callable[[Services, EndpointContext[Caller]], Sequence[BaseRoute]]
 
 
 def build(services: Services, connections: int, more_routes: MoreRoutes | None = None) -> Starlette:
-    """The ASGI application for so many client connections; of a worker it serves health alone.
-
-    `more_routes` makes routes that are no part of the API, with the same limits and threads.
-    """
+    """The ASGI application for so many client connections; of a worker it serves health alone."""
     config, threads = services.config, make_thread_pools(services.config.database_connections)
     context = _endpoint_context(services, threads, connections)
     public = {route.handler: _public_endpoint(services, context, route.handler) for route in PUBLIC_ROUTES}

@@ -76,10 +76,7 @@ class Services:
     """Set when the server begins to refuse requests."""
 
     def create(self, caller: Caller, body: bytes) -> UUID:
-        """Creates the response of a body of POST /v1/responses for the caller's tenant; returns its id.
-
-        Raises ApiError or DecodeFailure.
-        """
+        """Creates the response of a body of POST /v1/responses; returns its id. Raises as `admit`."""
         input_images.SOURCE.set(self.model.image_source(caller.tenant))
         (accepted,) = self.admission.admit(caller, [decode(body, CreateResponse, endpoint="responses")])
         return accepted.id

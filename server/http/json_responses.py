@@ -8,20 +8,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from server.errors import (
-    ApiError,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotAuthenticated,
-    NotFound,
-    Overloaded,
-    QueryTooSlow,
-    StorageFull,
-    TooManyRequests,
-    UnsupportedEncoding,
-    UpgradeRequired,
-)
+from server import errors
 from server.logs.context import CURRENT
 from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
 from server.protocol.ids import new_request_id
@@ -36,49 +23,50 @@ def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-def error_response(error: ApiError, request_id: str) -> Response:
-    """The error as an HTTP response."""
+def error_response(error: errors.ApiError, request_id: str) -> Response:
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
     headers["x-should-retry"] = "true" if error.retry else "false"
     if error.retry:
         headers["retry-after"] = str(error.retry_seconds)
-    if isinstance(error, NotAuthenticated):
+    if isinstance(error, errors.NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, UnsupportedEncoding):
+    if isinstance(error, errors.UnsupportedEncoding):
         headers["accept-encoding"] = "zstd, br, gzip, deflate"
-    if isinstance(error, UpgradeRequired):
+    if isinstance(error, errors.UpgradeRequired):
         headers |= {"upgrade": "websocket", "connection": "upgrade"}
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> errors.ApiError:
     """The error that a client gets for an exception; InternalError, without its text, for unexpected ones."""
     match error:
-        case ApiError():
+        case errors.ApiError():
             return error
         case DecodeFailure():
-            return InvalidRequest(str(error), param=error.param, code=error.code)
+            return errors.InvalidRequest(str(error), param=error.param, code=error.code)
         case ExtractionBusy(own=own):
-            return (TooManyRequests if own else Overloaded)(str(error), limit="files being read")
+            return (errors.TooManyRequests if own else errors.Overloaded)(
+                str(error), limit="files being read"
+            )
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
-            return StorageFull()
+            return errors.StorageFull()
         case DatabaseError() if is_statement_timeout(error):
             log.warning("a query took too long: %s", error)
-            return QueryTooSlow()
+            return errors.QueryTooSlow()
         case DatabaseError():
             log.warning("the database does not answer: %s", error)
-            return Overloaded("The database does not answer at the moment; try again.")
+            return errors.Overloaded("The database does not answer at the moment; try again.")
         case HTTPException(status_code=404):
-            return NotFound("There is nothing at this address; GET /openapi.json has all addresses.")
+            return errors.NotFound("There is nothing at this address; GET /openapi.json has all addresses.")
         case HTTPException(status_code=405):
-            return MethodNotAllowed("This address does not take that method.")
+            return errors.MethodNotAllowed("This address does not take that method.")
         case _:
-            return InternalError()
+            return errors.InternalError()
 
 
-def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
+def log_refusal(api_error: errors.ApiError, request_id: str, error: Exception) -> None:
     """Logs what an operator should know of a request that is answered with this error.
 
     That is the cause of an InternalError, of which the client learns nothing; a limit that was reached; a
@@ -91,11 +79,11 @@ def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
         request.error_code, request.error_status = api_error.code, api_error.status
     tenant = request.tenant if request is not None else None
     match api_error:
-        case InternalError():
+        case errors.InternalError():
             log.error("request %s failed", request_id, exc_info=error)
-        case NotAuthenticated():
+        case errors.NotAuthenticated():
             log.warning("a request without a valid API key was refused")
-        case ApiError(limit=str(limit)) | TooManyRequests(code=str(limit)):
+        case errors.ApiError(limit=str(limit)) | errors.TooManyRequests(code=str(limit)):
             log.warning("limit reached: %s", limit, extra={"limit": limit, "tenant": tenant})
         case _:
             pass
@@ -109,7 +97,7 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     request.state.error = api_error
     log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
-    if isinstance(api_error, MethodNotAllowed):
+    if isinstance(api_error, errors.MethodNotAllowed):
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         answered.headers["allow"] = ", ".join(sorted({name for route in routes for name in route.methods}))
     return answered

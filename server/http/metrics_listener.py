@@ -23,8 +23,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsListener:
-    """The listener of one process."""
-
     def __init__(self, listening: socket.socket, render: Callable[[], bytes], config: Config) -> None:
         """`listening` is a bound, listening socket, which this owns from now on; `render` gives the text."""
         install_patches()

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
-from uuid import UUID
 
 from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
@@ -20,6 +19,7 @@ from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
 S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 MAX_PAGE_SIZE = 100
 DEFAULT_PAGE_SIZE = 20
@@ -35,24 +35,24 @@ PAGE = (
     ),
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
-"""The query parameters that `page_request` reads."""
 MODEL = Parameter("model", str, "Filter by model.")
 TENANT = Parameter("tenant", str, "Filter by tenant.")
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
-"""The query parameter that `include_values` reads."""
 
 
-def page_request(request: Request, order: str = "desc") -> PageRequest:
-    """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
+def page_request(
+    request: Request, order: str = "desc", parse: Callable[[str], object] = str, kind: str = ""
+) -> PageRequest:
+    """`after`, read by `parse`, `limit` and `order`, as OpenAI's lists have them. Raises InvalidRequest."""
     order = one_of(request, "order", ("asc", "desc")) or order
     limit = whole_number(request, "limit", DEFAULT_PAGE_SIZE)
     if not 1 <= limit <= MAX_PAGE_SIZE:
         raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE_SIZE}.", param="limit")
-    return PageRequest(text(request, "after"), limit, order == "desc")
+    return PageRequest(cursor(text(request, "after"), parse, kind), limit, order == "desc")
 
 
-def cursor(after: str | None, parse: Callable[[str], UUID | None], kind: str) -> UUID | None:
+def cursor(after: str | None, parse: Callable[[str], T | None], kind: str) -> T | None:
     """The id in the `after` of a page. Raises InvalidRequest if it is none of this `kind`."""
     parsed = parse(after) if after else None
     if after and parsed is None:
@@ -179,10 +179,7 @@ def apply_body_request_id(request: HTTPConnection, request_id: str | None) -> No
 
 
 def require_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
-
-    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
-    """
+    """Raises UnsupportedMediaType for no JSON: without a CORS preflight other sites send forms only."""
     if not body:
         return
     essence = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -242,7 +242,6 @@ def _owner(caller: Caller, bucket: Bucket) -> str:
 
 
 def rate_limit_headers(levels: Mapping[Kind, Level]) -> dict[str, str]:
-    """The headers of an answer, by the kinds that have a limit."""
     headers: dict[str, str] = {}
     for kind, level in levels.items():
         headers[f"x-ratelimit-limit-{kind}"] = str(level.per_minute)

@@ -311,9 +311,7 @@ class RequestReads:
             self._count = self._items = 0
 
     def reserve(self, size: HistorySize) -> None:
-        """Count a read. Raises InvalidRequest at the request's limit, TooManyRequests or Overloaded at the
-        limits of its tenant and of the process.
-        """
+        """Counts a read. Raises InvalidRequest, TooManyRequests or Overloaded at its limits."""
         check_history_size(self._items + size.bytes, size.items)
         self._acquire(size.bytes)
         self._items += size.bytes

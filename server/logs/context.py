@@ -21,10 +21,7 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """The HTTP request, or the message over a WebSocket, that the current task or handler thread serves.
-
-    Set where the request arrives, completed as more of it becomes known. Threads of the pools share it.
-    """
+    """The HTTP request or WebSocket message that the current task or handler thread serves."""
 
     request_id: str
     route: str = ""

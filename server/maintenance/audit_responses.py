@@ -72,7 +72,6 @@ class Violation:
 
 
 def check(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> list[Violation]:
-    """All violations of one response."""
     findings: list[Finding] = [
         *_check_end(response, moment, limits),
         *check_log(response, moment.now),
@@ -277,7 +276,6 @@ def check_uses(items: Iterable[tuple[str, str]], uses: Collection[tuple[str, byt
 
 
 def check_conversation(conversation: ConversationImages) -> list[Finding]:
-    """The violations in one conversation."""
     name = ids.conversation_id(conversation.id)
     return [
         (invariant, f"of {name}: {sentence}")

@@ -27,8 +27,6 @@ STATEMENT_SECONDS: Final = 3600
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of an audit."""
-
     responses: int = 0
     unfinished: int = 0
     served: bool = False
@@ -74,9 +72,7 @@ def _tenants(connection: Connection, scope: Scope, *tables: str) -> list[str]:
 
 
 def _other_violations(connection: Connection, scope: Scope, limits: AuditLimits) -> Iterator[Violation]:
-    """Violations by pictures, by conversations and in whole tables; a bound on the number of responses leaves
-    the former two out.
-    """
+    """Violations by pictures and conversations, unless responses are bounded, and in whole tables."""
     tenants = _tenants(connection, scope, "images", "conversations") if scope.limit is None else ()
     for tenant in tenants:
         for conversation in store.conversations(connection, tenant):

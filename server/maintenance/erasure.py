@@ -99,10 +99,7 @@ class Erasure:
         return self.outcome
 
     def run(self, seconds: float) -> Outcome:
-        """Removes; gives up after about so many seconds, with what is left for the next run.
-
-        Raises DatabaseError.
-        """
+        """Removes for about so many seconds, and leaves the rest to the next run. Raises DatabaseError."""
         self._until = self._clock() + seconds
         revoked = self._user is None and self._transaction(self._revoke_keys)
         settled = self._clock() + (SETTLE_SECONDS if revoked or self._any_alive() else 0.0)
@@ -301,7 +298,6 @@ class Erasure:
 
 
 def _chunks(values: Collection[T]) -> Iterator[list[T]]:
-    """The values in lists of at most _CHUNK."""
     listed = list(values)
     for start in range(0, len(listed), _CHUNK):
         yield listed[start : start + _CHUNK]

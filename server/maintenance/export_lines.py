@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from server.errors import NotFound
+from server.store import transfer
 from server.store.database import Connection
 from server.store.erasure import tenant_rows
 from server.store.erasure.subject import Subject
 from server.store.schema.upgrade import newest_revision
-from server.store.transfer import read_rows
-from server.store.transfer.exported_tables import columns_of, to_json
+from server.store.transfer import columns_of, to_json
 from server.version import VERSION
 
 FORMAT: Final = 1
@@ -30,14 +30,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
-    """The lines, each with its end, in the snapshot of the connection.
-
-    Raises DatabaseError; NotFound before the first line if the tenant or the user is unknown.
-    """
+    """The lines, each with its end. Raises DatabaseError; NotFound first for an unknown tenant or user."""
     counts: Counter[str] = Counter()
     objects = _objects(connection, subject, counts)
     first_object = next(objects, None)
-    unfinished = read_rows.count_unfinished(connection, subject)
+    unfinished = transfer.count_unfinished(connection, subject)
     if first_object is None and not unfinished:
         if subject.user is not None:
             raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
@@ -89,7 +86,7 @@ def _lines(connection: Connection, subject: Subject, kind: str) -> Iterator[tupl
     columns = columns_of(kind)
     names = [str(column.name) for column in columns]
     place = names.index(OWNER.get(kind, names[0] if "id" not in names else "id"))
-    for row in read_rows.rows(connection, subject, kind):
+    for row in transfer.rows(connection, subject, kind):
         fields: dict[str, Any] = {"object": kind}
         fields |= {name: to_json(*pair) for name, *pair in zip(names, columns, row, strict=False)}
         if len(row) > len(columns) and row[-1]:

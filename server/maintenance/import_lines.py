@@ -19,15 +19,14 @@ from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
+from server.store import transfer
 from server.store.database import Connection, Database, commit_synchronously
 from server.store.database_errors import DatabaseError, TransientError, first_line
 from server.store.log_append import CODECS
 from server.store.log_read import parse_folded
-from server.store.transfer import insert_rows
-from server.store.transfer.exported_tables import TABLES, BadValue, row_of
+from server.store.transfer import TABLES, BadValue, row_of
 
 MAX_LINE: Final = 256 * 2**20
-"""Bytes of a line."""
 _DIGEST_BYTES: Final = 32
 MAX_PICTURES: Final = 10_000
 _MAX_TENANT: Final = 63
@@ -196,7 +195,7 @@ class _Import:
     def __init__(self, connection: Connection, tenant: str) -> None:
         self.added: Counter[str] = Counter()
         self._connection, self._tenant = connection, tenant
-        self._others = insert_rows.other_tenants(connection, tenant)
+        self._others = transfer.other_tenants(connection, tenant)
         self._unchecked: dict[UUID, int] = {}
         self._skips_parts = False
 
@@ -212,7 +211,7 @@ class _Import:
     def _add(self, row: ImportedRow, number: int) -> None:
         if row.owner is not None and self._skips_parts:
             return
-        is_new = insert_rows.insert_row(self._connection, self._tenant, row.kind, row.values)
+        is_new = transfer.insert_row(self._connection, self._tenant, row.kind, row.values)
         if row.owner is not None and not is_new:
             raise BadLine(number, "its id is that of another object")
         if row.kind in ("response", "conversation"):
@@ -228,7 +227,7 @@ class _Import:
     def _add_pictures(self, row: ImportedRow, owner: UUID, number: int) -> None:
         for digest in row.pictures:
             use = (self._connection, self._tenant, owner, row.values["id"], digest)
-            if not insert_rows.insert_use(*use):
+            if not transfer.insert_use(*use):
                 raise BadLine(number, f"it names the picture {digest.hex()}, which is not there")
 
     def check_others(self) -> None:
@@ -236,7 +235,7 @@ class _Import:
         unchecked, self._unchecked = self._unchecked, {}
         if not unchecked:
             return
-        found = insert_rows.id_of_another(self._connection, self._tenant, self._others, list(unchecked))
+        found = transfer.id_of_another(self._connection, self._tenant, self._others, list(unchecked))
         if found is not None:
             kind, id_ = found
             name = ids.response_id(id_) if kind == "response" else ids.conversation_id(id_)

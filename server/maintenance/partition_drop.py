@@ -17,7 +17,7 @@ from server.crashpoints import crashpoint
 from server.store.content.deletion import ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import TransientError, is_contention
-from server.store.schema import partition_removal, partitions
+from server.store.schema import partitions
 from server.store.schema.partitions import CONTENT, Partition
 
 log = logging.getLogger("holdfast.retention")
@@ -56,10 +56,7 @@ class PartitionDrop:
         """The partitions that were in use, and when that was found."""
 
     def run(self, table: Table = "responses") -> Counter[str]:
-        """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
-
-        A partition that is in use stays for the next run.
-        """
+        """Removes what is due and not in use; returns how many responses readers have lost, by tenant."""
         with self._connection() as connection:
             done = self._finish(connection, table)
             for parts in self._due(connection, table):
@@ -73,24 +70,21 @@ class PartitionDrop:
             for table in self._days:
                 self._finish(connection, table)
             with connection.begin():
-                return not any(partition_removal.detached(connection, table) for table in self._days)
+                return not any(partitions.detached(connection, table) for table in self._days)
 
     def row_by_row(self, table: Table = "responses") -> tuple[ExpiredRange, ...]:
         """The ranges of rows that are purged one by one, because their partition does not go soon."""
         decided = frozenset(name for name in self._looked_at if self._is_decided(name))
         with self._database.begin() as connection:
             ranged = partitions.ranged_partitions(connection, table)
-            return partition_removal.row_by_row(ranged, clock(connection), self._days[table], decided)
+            return partitions.row_by_row(ranged, clock(connection), self._days[table], decided)
 
     def _is_decided(self, name: str) -> bool:
         found_at = self._looked_at.get(name)
         return found_at is not None and time.monotonic() - found_at < RECHECK_SECONDS
 
     def _due(self, connection: Connection, table: Table) -> Sequence[Sequence[Partition]]:
-        """Due partitions; one of responses with those of the other tables of CONTENT that have its range.
-
-        Partitions of responses that lack one of the others are left out.
-        """
+        """Due partitions; one of responses with those of CONTENT of its range, if all are there."""
         with connection.begin():
             now = clock(connection)
             tables = CONTENT if table == "responses" else (table,)
@@ -98,7 +92,7 @@ class PartitionDrop:
         by_range = [{partition.range: partition for partition in other} for other in others]
         return [
             [partition, *(other[partition.range] for other in by_range)]
-            for partition in partition_removal.due_ranges(first, now, self._days[table])
+            for partition in partitions.due_ranges(first, now, self._days[table])
             if all(partition.range in other for other in by_range)
         ]
 
@@ -109,9 +103,9 @@ class PartitionDrop:
         if self._is_decided(partition.name) or time.monotonic() - busy_at < BUSY_SECONDS:
             return False
         with connection.begin():
-            survivors = partition_removal.survivors(connection, table, partition, self._terms[table])
-            survey = partition_removal.survey(connection, table, partition, survivors)
-        if not partition_removal.is_dropped(survey):
+            survivors = partitions.survivors(connection, table, partition, self._terms[table])
+            survey = partitions.survey(connection, table, partition, survivors)
+        if not partitions.is_dropped(survey):
             self._looked_at[partition.name] = time.monotonic()
             return False
         for _ in range(TRIES):
@@ -120,7 +114,7 @@ class PartitionDrop:
                     if not partitions.try_lock(connection):
                         return False
                     names, age = [part.name for part in parts], timedelta(days=self._days[table])
-                    partition_removal.detach(connection, names, age, survivors)
+                    partitions.detach(connection, names, age, survivors)
                     crashpoint("detach.written")
                 crashpoint("detach.committed")
                 return True
@@ -135,13 +129,13 @@ class PartitionDrop:
     def _finish(self, connection: Connection, table: Table) -> Counter[str]:
         done: Counter[str] = Counter()
         with connection.begin():
-            left = partition_removal.detached(connection, table)
+            left = partitions.detached(connection, table)
         for ended in left:
             with connection.begin():
                 if not partitions.try_lock(connection):
                     return done
-                if ended in partition_removal.detached(connection, table):
-                    done.update(partition_removal.drop(connection, table, ended, self._terms[table]))
+                if ended in partitions.detached(connection, table):
+                    done.update(partitions.drop(connection, table, ended, self._terms[table]))
                     crashpoint("drop.written")
             crashpoint("drop.committed")
             log.info("dropped the partition of %s that ended at %s", table, ended)

@@ -28,13 +28,13 @@ from server.store.administration import (
 )
 from server.store.cluster import cluster_overview
 from server.store.content import (
-    conversation_expiry,
+    conversations,
     deletion,
     idempotency_keys,
-    image_removal,
+    images,
     storage_usage,
 )
-from server.store.content.conversation_expiry import ConversationKey
+from server.store.content.conversations import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line, is_unavailable
@@ -93,7 +93,6 @@ class Purged:
     by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
     """`responses` by tenant."""
     conversations: Counter[str] = field(default_factory=Counter)
-    """Conversations by tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
         return Purged(
@@ -123,10 +122,7 @@ class Purged:
 
 
 def quiet_seconds(config: Config) -> float:
-    """The time from a response's end to its purge, so that no reader of its stream is cut off.
-
-    A reader keeps the whole stream from its first query after the end.
-    """
+    """The time from a response's end to its purge, so that no reader of its stream is cut off."""
     return SENDS * config.send_seconds
 
 
@@ -137,9 +133,8 @@ def purge(
     pause: Pause = _go_on,
     ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> Purged:
-    """Purges row by row until nothing expired is left in `ranges`. Raises DiskShort, DatabaseError.
-
-    `pause` is called after every batch, and may end the purge.
+    """Purges row by row until nothing expired is left in `ranges`, with a `pause` after every batch,
+    which may end it. Raises DiskShort, DatabaseError.
     """
     done = Purged()
     while True:
@@ -170,33 +165,27 @@ def drop_partitions(disk: Disk, drop: PartitionDrop) -> Purged:
 
 
 def purge_conversations(database: Database, days: int, pause: Pause = _go_on) -> Purged:
-    """Deletes the conversations that have expired, each in a transaction of its own. Raises DatabaseError.
-
-    `days` is the server's setting. `pause` is called after every one, as `purge` does it.
-    """
+    """Deletes the expired conversations, each in a transaction of its own. Raises DatabaseError."""
     done: Counter[str] = Counter()
     for key in expired_conversations(database, days, pause):
         began = time.monotonic()
         with database.begin() as connection:
-            done[key.tenant] += conversation_expiry.delete_expired(connection, days, key)
+            done[key.tenant] += conversations.delete_expired(connection, days, key)
         if pause(time.monotonic() - began):
             break
     return Purged(conversations=+done)
 
 
 def expired_conversations(database: Database, days: int, pause: Pause = _go_on) -> Iterator[ConversationKey]:
-    """The conversations that nothing has changed for so long. Raises DatabaseError.
-
-    `pause` is called after every page of those that are looked at, as `purge` does it.
-    """
-    after: ConversationKey | None = conversation_expiry.FIRST
+    """The conversations that nothing has changed for so long, page by page. Raises DatabaseError."""
+    after: ConversationKey | None = conversations.FIRST
     with database.begin() as connection:
-        if not conversation_expiry.may_expire(connection, days):
+        if not conversations.may_expire(connection, days):
             return
     while after is not None:
         began = time.monotonic()
         with database.begin() as connection:
-            expired, after = conversation_expiry.expired_after(connection, days, after)
+            expired, after = conversations.expired_after(connection, days, after)
         seconds = time.monotonic() - began
         yield from expired
         if pause(seconds):
@@ -209,17 +198,14 @@ def remove_images(database: Database, pause: Pause = _go_on) -> int:
     while True:
         began = time.monotonic()
         with database.begin() as connection:
-            batch = image_removal.remove_unused(connection)
+            batch = images.remove_unused(connection)
         removed += batch.images
         if not batch.more or pause(time.monotonic() - began):
             return removed
 
 
 def fold(database: Database, pause: Pause = _go_on) -> None:
-    """Merges each tenant's storage changes into its total, what each key spent, and the usage of each day.
-
-    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
-    """
+    """Merges each tenant's storage changes, what each key spent, and the usage of each day."""
     steps = (
         storage_usage.fold_changes,
         spend.fold,
@@ -245,11 +231,7 @@ def _in_batches(database: Database, work: Callable[[Connection], bool], pause: P
 
 
 def fold_logs(database: Database, pause: Pause = _go_on) -> None:
-    """Folds the event logs that were too long to be folded with the ends of their responses.
-
-    One that cannot be folded is left for the next call. `pause` is called after every one, as `purge` does
-    it. Raises DatabaseError.
-    """
+    """Folds event logs that were too long at their responses' ends, as far as they can be folded."""
     with database.begin() as connection:
         ended = log_append.unfolded(connection, FOLDED_LOGS)
     for key in ended:
@@ -278,10 +260,7 @@ def add_partitions(database: Database, retention_days: int) -> None:
 
 
 def analyze(database: Database) -> None:
-    """Brings the planner's statistics of partitioned tables up to date, which may take minutes.
-
-    Raises DatabaseError.
-    """
+    """Brings partitioned tables' statistics up to date, which may take minutes. Raises DatabaseError."""
     limits = {"statement_timeout": f"{ANALYZE_SECONDS}s", "lock_timeout": "200ms"}
     opened = database.dedicated_connection(
         "statistics", autocommit=True, limits=limits, patience=ANALYZE_SECONDS
@@ -298,10 +277,7 @@ def remove_old(
     ranges: Sequence[ExpiredRange] = EVERYTHING,
     pause: Pause = _go_on,
 ) -> None:
-    """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that ended long ago.
-
-    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
-    """
+    """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that are long gone."""
     for expired in ranges if ledger_days else ():
 
         def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
@@ -338,10 +314,7 @@ class Retention(Worker):
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def stop(self) -> None:
-        """Ends the thread after the current batch, or after STOP_SECONDS with the process.
-
-        Whatever it does may be broken off at any point.
-        """
+        """Ends the thread after the current batch, or breaks it off after STOP_SECONDS."""
         self.thread.request_stop()
         self.thread.join(STOP_SECONDS)
 

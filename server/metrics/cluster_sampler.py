@@ -68,7 +68,6 @@ class ClusterSampler(Worker):
         self.thread.wait(self._seconds)
 
     def read(self) -> None:
-        """Makes a reading."""
         overview: ClusterOverview | None = None
         try:
             with self._database.begin() as connection:

@@ -13,7 +13,7 @@ from typing import Any
 import jwt
 
 from server.caller import TENANT, TOKEN, Scope
-from server.configuration.setting_groups.tokens import TokenSettings, check_issuer, read_scope_values
+from server.configuration.token_settings import TokenSettings, check_issuer, read_scope_values
 from server.errors import NotAuthenticated
 from server.oidc.signing_keys import ALGORITHMS, MAX_KID, SigningKey, SigningKeys, fetch_keys, refused
 

@@ -16,7 +16,7 @@ import msgspec
 from jwt import InvalidKeyError
 from jwt.algorithms import get_default_algorithms
 
-from server.configuration.setting_groups.tokens import is_safe_url
+from server.configuration.token_settings import is_safe_url
 from server.errors import NotAuthenticated, NotReady, Overloaded
 from server.outbound_http.allowed_addresses import Refused, allow_host_of
 from server.outbound_http.guarded_http import FetchLimits, Unreachable, fetch

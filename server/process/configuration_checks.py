@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from engine.config import EngineConfig, ModelRefused, UnsupportedModel
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
@@ -23,7 +23,7 @@ from server.process.model.child_engine import engine_command
 from server.process.model.find_model import with_model
 from server.process.model.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
-from server.store.database_errors import DatabaseError
+from server.store.database_errors import DatabaseError, first_line
 from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
 from server.store.session_check import STANDBY
 
@@ -189,8 +189,7 @@ def examine_database(config: Config) -> Iterator[Finding]:
     except ConfigError as error:
         yield problem("database", _sentence(str(error)))
     except DatabaseError as error:
-        cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        yield problem("database", _sentence(f"The database does not answer: {cause}"))
+        yield problem("database", _sentence(f"The database does not answer: {first_line(error)}"))
     finally:
         opened.close()
 

@@ -74,10 +74,7 @@ class OpenDatabase:
         return Database(self.url, pool_size=pool_size, strict=strict, pooled=pooled, direct_url=direct)
 
     def check_sessions(self) -> None:
-        """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
-
-        Else the promises about locks and slow statements would be gone unnoticed.
-        """
+        """Raises ConfigError unless transactions have their time limits behind the URLs."""
         if self.is_embedded:
             return
         session = session_check.probe("database-url", self.url, pooled=self._pooled)
@@ -99,10 +96,7 @@ class OpenDatabase:
         return list(session_check.complaints(session_check.probe_durability(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
-        """Restarts an embedded Postgres that has stopped; does nothing for an external one.
-
-        A failure, such as a full disk, is logged; a later call tries again.
-        """
+        """Restarts an embedded Postgres that has stopped. A failure is logged; a later call tries again."""
         if self._embedded is None:
             return
         try:

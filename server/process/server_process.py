@@ -123,10 +123,7 @@ class ServerProcess:
 def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
-    """Return the lines that a server prints once it listens, with a first request to copy. Pure.
-
-    A request that needs a key takes it from the variable that OpenAI's clients read.
-    """
+    """The lines that a listening server prints, with a first request, whose key is a variable. Pure."""
     asked = ANY_ADDRESS.get(host, host)
     base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
     where = f"{base}/v1" if asked == host else f"{base}/v1 and every other address of this machine"

@@ -176,10 +176,7 @@ class _Compaction:
 
 
 def _unanswered_from(items: Sequence[Item], *, in_loop: bool) -> int:
-    """The index of the last user message, if no assistant message follows it; else the number of items.
-
-    What the model says between the turns of a loop is no answer; without a user message all belongs to it.
-    """
+    """The index of the last user message without an assistant's answer after it; else the number of items."""
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         if isinstance(item, Message) and item.role == "user":

@@ -123,10 +123,7 @@ def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]
 
 
 def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
-    """Write the prompt and make the engine request. Raises ApiError or DecodeFailure.
-
-    The engine's own limits are checked by `Engine.check`.
-    """
+    """Writes the prompt and makes the engine request. Raises ApiError or DecodeFailure."""
     request, moment = resolved.request, moment_of(resolved.response)
     prompt = write_prompt(
         served,

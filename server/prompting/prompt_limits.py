@@ -173,10 +173,7 @@ def _invalid_tools(message: str) -> InvalidRequest:
 
 
 def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:
-    """The error for a prompt that leaves no room for an answer in a context of `limit` tokens.
-
-    `tokens` is the prompt's length; None if counting stopped at the limit.
-    """
+    """The error for a prompt of so many tokens, None where counting stopped, in a context of `limit`."""
     counted = "and the input has more" if tokens is None else f"and the input has {tokens}"
     return InvalidRequest(
         f"{OVER_THE_LIMIT} of {limit} tokens: this model's maximum context length is {limit} tokens, "

@@ -23,10 +23,7 @@ def refused_tool(
     tools: Sequence[Tool],
     declared: Sequence[Mapping[str, Any]] | None,
 ) -> InvalidRequest | None:
-    """The error of the first tool whose own grammar `check`, the engine's, refuses; None if it finds none.
-
-    It looks for as long as one grammar may be compiled.
-    """
+    """The error of the first tool whose grammar `check` refuses; it looks as long as one may compile."""
     end = time.monotonic() + COMPILE_SECONDS
     for tool, grammar in _grammars(tools):
         if time.monotonic() > end:

@@ -21,7 +21,6 @@ from server.protocol.responses.items import Item, ToolSearchOutput
 from server.protocol.responses.tools import TOOL_SEARCH, Tool, ToolSearchTool
 
 MAX_FOUND = 10
-"""Tools that one search loads."""
 NAME_WEIGHT, GROUP_WEIGHT = 4, 2
 """A word of the tool's name, and of its namespace or server, as multiples of one of its description."""
 MARGIN = 3
@@ -116,7 +115,6 @@ def search_tool(declared: ToolSearchTool, tools: Sequence[Tool]) -> list[PromptT
 
 
 def _loaded(items: Sequence[Item]) -> set[Key]:
-    """The tools that searches have found."""
     keys: set[Key] = set()
     for item in items:
         for tool in item.tools if isinstance(item, ToolSearchOutput) else ():

@@ -16,12 +16,16 @@ T = TypeVar("T")
 
 
 class PageRequest(NamedTuple):
-    """The part of a list that a request asks for."""
+    """The part of a list that is asked for; by default the whole list, the oldest or smallest first."""
 
-    after: str | None
-    """The id of the object that the page comes after."""
-    limit: int
-    newest_first: bool
+    after: Any = None
+    """The id, or the values by which the list is sorted, of the object that the page comes after."""
+    limit: int = 2**31 - 2
+    newest_first: bool = False
+
+
+ALL = PageRequest()
+ALL_NEWEST_FIRST = PageRequest(newest_first=True)
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

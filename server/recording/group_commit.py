@@ -171,10 +171,7 @@ class Committer:
             self._registry.isolated[update.run.facts.id.hex] = update
 
     def commit_isolated(self) -> list[RunUpdate]:
-        """Tries the isolated updates that are due, as long as there is time; returns what is stored.
-
-        Where that is not the update itself, the run does not go on here. Raises as `commit` does.
-        """
+        """Tries the isolated updates that are due; returns what is stored. Raises as `commit` does."""
         stored: list[RunUpdate] = []
         until = self._clock() + _ALONE_SECONDS
         for key, update in list(self._registry.isolated.items()):
@@ -294,10 +291,7 @@ class Committer:
                 return None
 
     def _commit_together(self, connection: Connection, joint: _Transaction) -> None:
-        """Applies the messages of all runs in the first try that passes the fence, and writes their updates.
-
-        Raises Fenced, _CommitsLost, or any error of writing.
-        """
+        """Applies all messages in the first try past the fence, and writes. Raises Fenced and such."""
         flush = self.recent.flush_due
         joint.synchronous = self._database.waits_for_disk or flush
         if joint.state == "unapplied" and self._registry.only_appends(joint.messages):

@@ -117,10 +117,7 @@ class Inbox:
 
 
 class CommitPace:
-    """Computes the pause between two commits, so that few rows carry many tokens.
-
-    Call `pause` after each commit.
-    """
+    """Computes the pause between two commits, so that few rows carry many tokens."""
 
     def __init__(self) -> None:
         self._began_at = -inf

@@ -81,10 +81,7 @@ def _commit_unstored(connection: Connection, replica: UUID, update: RunUpdate, w
 
 
 def _failed(connection: Connection, facts: RunFacts, stored: RunLog, *, has_gap: bool = False) -> RunUpdate:
-    """The update that ends a response as failed after its last stored event.
-
-    Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
-    """
+    """The update that ends a response as failed after its last stored event, made of its facts alone."""
     run = Run(facts, no_decoding())
     run.restore_output_only(stored)
     update = RunUpdate(run, has_gap=has_gap, cut_short=True)

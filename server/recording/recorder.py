@@ -247,10 +247,7 @@ class Recorder:
             log.error("%d responses could not be stored; others go on with them", len(isolated))
 
     def process(self, messages: Sequence[RecorderMessage]) -> Pause:
-        """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
-
-        Returns the pause until the next turn, as times of `monotonic`.
-        """
+        """One turn of the thread: applies, commits, publishes; the pause until the next. Raises Fenced."""
         for message in messages:
             if isinstance(message, VerifyCommits):
                 self._committer.recent.is_doubted = True

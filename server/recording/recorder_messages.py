@@ -160,10 +160,7 @@ class RunUpdate:
 
 
 def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMessage]:
-    """Merges consecutive tokens of an engine request into one message; other messages stay as they are.
-
-    Where a commit covers several steps of the engine, this makes fewer and longer deltas.
-    """
+    """Merges consecutive tokens of an engine request into one message, for fewer and longer deltas."""
     waiting: dict[str, list[Tokens]] = {}
     for message in messages:
         if isinstance(message, Tokens):

@@ -47,10 +47,7 @@ def must_reach_disk(updates: Sequence[RunUpdate]) -> bool:
 
 
 def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -> None:
-    """Writes the updates. The commit is synchronous if it `must_reach_disk`.
-
-    Raises Unwritable, OwnershipLost, LogGap, DatabaseError, or any error of encoding an update.
-    """
+    """Writes the updates. Raises Unwritable, OwnershipLost, LogGap, DatabaseError, or as encoding."""
     if broken := [update.run.facts.id for update in updates if update.unwritable]:
         raise Unwritable(broken[0])
     if must_reach_disk(updates):
@@ -92,7 +89,6 @@ def log_rows(update: RunUpdate) -> Sequence[NewLogRow]:
 
 
 def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:
-    """`log_rows` of all updates."""
     return [row for update in updates for row in log_rows(update)]
 
 
@@ -161,10 +157,7 @@ def _write_ends(
     outputs: Mapping[UUID, Sequence[NewItem]],
     with_gaps: Collection[UUID],
 ) -> None:
-    """Updates the rows first: if one is locked or another replica's, there is no work to undo yet.
-
-    The logs of responses in `with_gaps` may have gaps; of all others LogGap is raised for one.
-    """
+    """Updates the rows first, as one may be locked or lost. Raises LogGap but for those in `with_gaps`."""
     ends = [(run, run.ending) for run in ended if run.ending is not None]
     deleted: set[UUID] = set()
     if stored := [(run, ending) for run, ending in ends if run.stored]:

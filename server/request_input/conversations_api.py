@@ -42,13 +42,9 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
     return to_wire(database.retry(work))
 
 
-def list_stored(
-    database: Database, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
-) -> Page[msgspec.Raw]:
-    listed = database.retry(
-        lambda connection: store.list_page(connection, tenant, after, limit, newest_first=newest_first)
-    )
-    return make_page([msgspec.json.encode(to_wire(one.conversation)) for one in listed], limit)
+def list_stored(database: Database, tenant: str, asked: PageRequest) -> Page[msgspec.Raw]:
+    listed = database.retry(lambda connection: store.list_page(connection, tenant, asked))
+    return make_page([msgspec.json.encode(to_wire(one.conversation)) for one in listed], asked.limit)
 
 
 def find(database: Database, tenant: str, conversation: UUID) -> Conversation:

@@ -236,9 +236,7 @@ def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list
 def _validate_approvals(
     items: Sequence[Item], new: Sequence[Item], given: Sequence[InputItem], seal: Seal, tenant: str
 ) -> None:
-    """Raises InvalidRequest for an unknown approval request, or a call that this server did not ask about.
-    `items`, of which `new` are the last, have this response's ids; `given` is the input.
-    """
+    """Raises InvalidRequest for an unknown approval request, or a call that this server did not ask about."""
     for request in approved_calls(items):
         if not (ids.is_output_id(request.id) or is_tagged(seal, tenant, request)):
             answers = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]

@@ -24,7 +24,7 @@ from server.store import log_read
 from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
 from server.store.log_read import LOG_COLUMNS, STREAM_BODY, LogRow, hot_row
-from server.store.schema import partition_removal
+from server.store.schema import partitions
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -129,11 +129,7 @@ class PageTime:
 
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
-    """A transaction that sees one state of the database and can change nothing.
-
-    What is read of a page is compared before more of it is fetched, which may take a slow machine longer than
-    a transaction of the server may be idle.
-    """
+    """A transaction that sees one state of the database and can change nothing."""
     with connection.begin():
         connection.execute(text("set transaction isolation level repeatable read, read only"))
         connection.execute(text("set local idle_in_transaction_session_timeout = '60s'"))
@@ -250,10 +246,7 @@ def _replays(
     hot: Sequence[LogRow],
     folded: AuditedStream | None,
 ) -> list[Replay]:
-    """The log as read from the start, just after it, the middle and the last event.
-
-    None of a log that cannot be read at all: whoever looks at its rows finds that.
-    """
+    """The log as read from several events on; none of one that cannot be read, which its rows tell."""
     last = folded.last_seq if folded else sum(part.n for part in hot) - 1
     firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
     try:
@@ -423,7 +416,7 @@ def stray_uses(connection: Connection, tenant: str) -> list[Stray]:
     as old as those of a partition that is detached and not dropped yet: the drop removes their uses.
     """
     with snapshot(connection):
-        from_id = partition_removal.first_kept_id(connection)
+        from_id = partitions.first_kept_id(connection)
         parameters = {"tenant": tenant, "from_id": from_id, "most": MAX_STRAYS}
         rows = connection.execute(_USES_OF_NOTHING, parameters).all()
     return [Stray("item_images", *row) for row in rows]

@@ -60,9 +60,7 @@ def read_time(microseconds: int | bytes) -> datetime:
 
 
 def fence(connection: Connection, replica: UUID, probe: Probe | None) -> tuple[datetime, bool]:
-    """Locks the replica against being declared dead before commit; returns the database's time and whether
-    the probe matches. Raises Fenced if the replica is not alive.
-    """
+    """Locks the replica against expiry; the database's time and whether the probe matches. Raises Fenced."""
     row = connection.exec_driver_sql(fence_query(replica, probe)).first()
     if row is None:
         raise Fenced

@@ -134,10 +134,7 @@ class SharedOutage:
 
 
 class Database:
-    """A connection pool for handlers, and dedicated connections for threads.
-
-    `url` is a libpq URL (`postgresql://…`).
-    """
+    """A connection pool for handlers, and dedicated connections for threads; `url` is libpq's."""
 
     def __init__(
         self,
@@ -312,10 +309,7 @@ class Database:
             sleep(_PAUSE_S)
 
     def now(self) -> datetime:
-        """The database's time: its last reading, and the seconds that have passed here since.
-
-        It is never ahead of the database's clock, unless that was set back within `_READING_S`.
-        """
+        """The database's time: its last reading, and the seconds that have passed here since."""
         if self._reading is None or monotonic() - self._reading[0] > _READING_S:
             time = self.autocommit(clock)
             self._reading = monotonic(), time

@@ -76,10 +76,7 @@ class DatabaseUser:
 
 
 def create_roles(url: str) -> None:
-    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers.
-
-    Of several processes one does at a time, and none while another migrates.
-    """
+    """Makes the three roles, or gives them this release's rights; repeatable beside servers."""
     with _owner(url) as connection, schema_session.connect(url) as lock, schema_session.migration_lock(lock):
         for _ in range(_MOST_DEADLOCKS):
             with suppress(DeadlockDetected):  # with a transaction of a server, which locks in another order

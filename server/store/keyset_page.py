@@ -6,48 +6,37 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
 
 from server.errors import bad_cursor
+from server.protocol.list_pages import PageRequest
 
 
-def page(
-    query: Select[Any],
-    order: Sequence[ColumnElement[Any]],
-    after: Sequence[object] | None,
-    limit: int | None,
-    *,
-    descending: bool,
-) -> Select[Any]:
-    """One row more than `limit` of those whose `order` columns come after the values `after`; all without it.
-
-    The columns together must be unique and not null.
-    """
-    if after is not None:
-        columns, values = tuple_(*order), tuple_(*after)
-        query = query.where(columns < values if descending else columns > values)
-    query = query.order_by(*(column.desc() if descending else column for column in order))
-    return query if limit is None else query.limit(limit + 1)
+def page(query: Select[Any], order: Sequence[ColumnElement[Any]], asked: PageRequest) -> Select[Any]:
+    """One row more than the limit of those whose `order` columns, a key, come after `asked.after`."""
+    if asked.after is not None:
+        columns, values = tuple_(*order), tuple_(*asked.after)
+        query = query.where(columns < values if asked.newest_first else columns > values)
+    query = query.order_by(*(column.desc() if asked.newest_first else column for column in order))
+    return query.limit(asked.limit + 1)
 
 
 def rows_after(
     connection: Connection,
     query: Select[Any],
     order: Sequence[ColumnElement[Any]],
-    after: object,
-    limit: int | None,
+    asked: PageRequest,
     *,
-    descending: bool,
     among: Select[Any],
     kind: str,
 ) -> Sequence[Row[Any]]:
-    """The rows of `page` after the one of `among` whose last `order` column is `after`.
+    """The rows of `page` after the one of `among` whose last `order` column is `asked.after`.
 
     Raises InvalidRequest, which calls it an object of that `kind`, if there is none.
     """
     start = None
-    if after is not None:
-        start = connection.execute(among.with_only_columns(*order).where(order[-1] == after)).first()
+    if asked.after is not None:
+        start = connection.execute(among.with_only_columns(*order).where(order[-1] == asked.after)).first()
         if start is None:
-            raise bad_cursor(str(after), kind)
-    return connection.execute(page(query, order, start, limit, descending=descending)).all()
+            raise bad_cursor(str(asked.after), kind)
+    return connection.execute(page(query, order, asked._replace(after=start))).all()
 
 
 def distinct(name: str, column: str, table: str, condition: str = "true") -> str:

@@ -66,10 +66,7 @@ _COPY = (
 def encode_rows(
     tenant: str, response_id: UUID, attempt: int, events: Sequence[Event], token_ids: Sequence[int]
 ) -> list[NewLogRow]:
-    """The events of one commit as rows; the first row has all tokens.
-
-    `events` must not be empty unless `token_ids` is.
-    """
+    """The events of one commit, some if there are tokens, as rows; the first row has all tokens."""
     tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
     rows: list[NewLogRow] = []
     begin = 0
@@ -249,10 +246,7 @@ class LogGap(Exception):
 
 
 def fold(connection: Connection, ended: Sequence[tuple[str, UUID]]) -> None:
-    """Folds the rows of each ended response, by tenant and id, into one, in the caller's transaction.
-
-    Raises LogGap if numbers are missing in one of them; the transaction must then be rolled back.
-    """
+    """Folds the rows of each ended response into one. Raises LogGap; the transaction is then rolled back."""
     _run_without_gaps(connection, _FOLD, ended)
 
 

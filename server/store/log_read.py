@@ -29,7 +29,6 @@ class LoggedEvent(NamedTuple):
 
 
 def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
-    """The events of one row."""
     if kind == Kind.WHOLE:
         return [Event(first_seq, Kind.WHOLE, 0, 0, body.decode())]
     deltas = decode_as(body, list[str])
@@ -65,7 +64,6 @@ _WIDTH: Final = len(LogRow._fields)
 
 
 def hot_row(columns: Sequence[Any]) -> LogRow:
-    """A row of LOG_COLUMNS."""
     *place, body, attempt = columns
     return LogRow._make((*place, msgspec.Raw(body.encode()), attempt))
 
@@ -246,10 +244,7 @@ _READ_UPDATES = text(f"""
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-    """Updates of these responses; running responses without new events are left out.
-
-    A single statement sees one snapshot: all events of a running response are hot.
-    """
+    """Updates of these responses in one snapshot; running ones without new events are left out."""
     rows = connection.execute(_READ_UPDATES, arrays.fields(Subscription, watched)).all()
     return [
         _update_of(watched[place - 1], [row[1:] for row in group])

@@ -50,10 +50,7 @@ class SessionProbe:
 
 
 def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
-    """Connects to the URL of a setting, and looks at its session.
-
-    Raises ConfigError unless its time limits hold, DatabaseAway if it takes no connections at the moment.
-    """
+    """Looks at a session of that URL. Raises ConfigError for lost time limits, else DatabaseAway."""
     try:
         with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
             row = connection.execute(_PROBE).fetchone()
@@ -99,20 +96,14 @@ def _backend_of(connection: psycopg.Connection) -> int:
 
 
 def no_answer(url: str, message: str) -> ConfigError:
-    """The error for a connection that failed: a DatabaseAway, unless trying again would not help.
-
-    A wrong password or a database that does not exist are answers.
-    """
+    """The error for a failed connection: a DatabaseAway, unless trying again would not help."""
     passes = any(said in message for said in _PASSING_REFUSALS)
     kind = DatabaseAway if passes or not accepts_connections(url) else ConfigError
     return kind(f"The database does not answer: {' '.join(message.split()).rstrip('.')}.")
 
 
 def accepts_connections(url: str) -> bool:
-    """Whether Postgres accepts connections there. True for a URL that cannot be used: connecting says why.
-
-    Postgres is asked as `pg_isready` does: without a login.
-    """
+    """Whether Postgres accepts connections there, asked as by `pg_isready`. True for an unusable URL."""
     try:
         with_timeouts = with_network_timeouts(url)
     except psycopg.Error:

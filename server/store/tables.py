@@ -46,7 +46,6 @@ def key(type_: Any, *names: str) -> list[Column[Any]]:
 
 
 def required(type_: Any, *names: str) -> list[Column[Any]]:
-    """Columns that are not null."""
     return [Column(name, type_, nullable=False) for name in names]
 
 

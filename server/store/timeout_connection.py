@@ -73,10 +73,7 @@ _NOT_READY = 0
 
 
 class TimeoutConnection(psycopg.Connection[Any]):
-    """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
-
-    The time applies to each exchange with the server; COPY of many rows consists of many.
-    """
+    """A connection that is closed, with OperationalError, when a result takes over `timeout_seconds`."""
 
     timeout_seconds = RESPONSE_TIMEOUT_S
     transaction_settings: SessionSettings = MappingProxyType({})
@@ -199,10 +196,7 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
 
 
 class _TimeLoader(TimestamptzLoader):
-    """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
-
-    Otherwise one such row fails every statement that reads it.
-    """
+    """Loads times outside `datetime`'s range, such as 'infinity', as the nearest early or late one."""
 
     def load(self, data: Buffer) -> datetime:
         try:
@@ -214,10 +208,7 @@ class _TimeLoader(TimestamptzLoader):
 
 
 def synchronous(url: str) -> SessionSettings:
-    """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name.
-
-    Sessions set it themselves, since it may be off by default in the cluster, the database or the role.
-    """
+    """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name."""
     named = _SYNCHRONOUS_COMMIT.findall(str(conninfo_to_dict(url).get("options") or ""))
     return {"synchronous_commit": named[-1] if named else "on"}
 
@@ -251,7 +242,6 @@ def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
 
 
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
-    """The DatabaseError for an error of psycopg."""
     translated = DBAPIError.instance(statement, None, error, psycopg.Error)
     assert isinstance(translated, DatabaseError)
     return translated

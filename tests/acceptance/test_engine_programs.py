@@ -11,8 +11,7 @@ import pytest
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
-from server.process.model.engine_choice import Machine, choose_engine
-from server.process.model.find_model import with_model
+from server.process.model.find_model import Machine, choose_engine, with_model
 from tests.acceptance.sdk_types import check_goes_on
 from tests.fix_server import StartServer
 from tests.support.attached import retrieve

@@ -33,7 +33,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CancelReason
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
-from server.store.content import response_insert
+from server.store.content import responses
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
@@ -255,7 +255,7 @@ def test_a_response_is_accepted_once_when_a_commit_that_was_not_confirmed_comes_
     watched_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
-    insert = response_insert.insert
+    insert = responses.insert
 
     def lost_at_first(connection: Connection, *row: Any) -> bool:
         nonlocal tries
@@ -267,7 +267,7 @@ def test_a_response_is_accepted_once_when_a_commit_that_was_not_confirmed_comes_
                 insert(still_running, *row)
         return insert(connection, *row)
 
-    monkeypatch.setattr(response_insert, "insert", lost_at_first)
+    monkeypatch.setattr(responses, "insert", lost_at_first)
     with serving(watched_url) as server:
         check_one(server, server.serve("background"), "background", "incomplete")
     assert tries == 2

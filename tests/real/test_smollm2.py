@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from server.process.model.engine_choice import this_machine
+from server.process.model.find_model import this_machine
 from tests.fix_server import Connect, StartServer, running
 from tests.support import llama_server, vllm_server
 from tests.support.server_process import ServerProcess

@@ -43,10 +43,9 @@ from server.protocol.responses.response import FACTS, Echo, Ending, ReasoningEch
 from server.request_input.resolve_input import read_request_input, with_own_id
 from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import response_insert
+from server.store.content import responses
 from server.store.content.item_rows import stored_item
-from server.store.content.response_insert import NewResponse
-from server.store.content.responses import End, FinishedRow, ResponseKey, finish_all
+from server.store.content.responses import End, FinishedRow, NewResponse, ResponseKey, finish_all
 from server.store.database import Connection, Database, clock
 from server.store.schema.upgrade import newest_revision
 from tests.support.eventually import eventually
@@ -297,10 +296,8 @@ def insert_response(
     )
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
     owner = None if request.background else replica
-    if not response_insert.insert(connection, row, given, (), owner):
-        assert response_insert.insert(
-            connection, dataclasses.replace(row, previous_id=None), given, (), owner
-        )
+    if not responses.insert(connection, row, given, (), owner):
+        assert responses.insert(connection, dataclasses.replace(row, previous_id=None), given, (), owner)
         connection.exec_driver_sql(
             "update responses set previous_id = %s where tenant = %s and id = %s", (previous, tenant, id)
         )

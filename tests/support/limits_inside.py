@@ -26,7 +26,7 @@ from server.recording import group_commit
 from server.store.administration import usage_sums
 from server.store.console import history_queries as stored_history
 from server.store.console import live_queries, reader_session, response_detail, saved_view_queries, time_limit
-from server.store.content import image_removal
+from server.store.content import images
 from server.webhooks import endpoint_slots, retries
 
 Rows = Mapping[str, str]
@@ -88,8 +88,8 @@ def tables() -> Mapping[str, Rows]:
                 f"{listener.metrics_connection_limit(None, listener.MAX_FILES):,}, "
                 f"at most a quarter of the files that may be open; {listener.SPARE} more"
             ),
-            "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
-            f"{size(image_removal.MAX_BATCH_BYTES)}",
+            "uses and bytes of pictures that one transaction removes": f"{images.MAX_BATCH_USES:,}; "
+            f"{size(images.MAX_BATCH_BYTES)}",
             "one request of an erasure": f"about {administration.ERASE_SECONDS:g} s",
             "rows that one of its transactions deletes": f"{erasure.MAX_BATCH}",
             "line of an import; pictures of one item of it": f"{size(import_lines.MAX_LINE)}; "

@@ -14,7 +14,7 @@ from engine.grammar import compile_process, compiler, ebnf_to_lark
 from engine.grammar import structured_output_to_lark as lark
 from server.administration import key_changes, webhook_changes
 from server.admission import request_validation
-from server.configuration.setting_groups.process import MAX_RUNNING
+from server.configuration.setting_groups import MAX_RUNNING
 from server.configuration.settings import CALLS_PER_VLLM_SERVER
 from server.hosted_tools import mcp_client, tool_lists
 from server.hosted_tools import mcp_session as mcp

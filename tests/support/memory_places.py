@@ -14,7 +14,6 @@ from server.store.content import (
     deletion,
     idempotency_keys,
     images,
-    response_insert,
     responses,
     storage_usage,
     stored_items,
@@ -55,8 +54,9 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_progress": memory_log.read_progress,
         "read_updates": memory_log.read_updates,
     },
-    response_insert: {"insert": memory_store.insert, "committing_insert": memory_store.committing_insert},
     responses: {
+        "insert": memory_store.insert,
+        "committing_insert": memory_store.committing_insert,
         "get": memory_store.get,
         "finish_all": memory_store.finish_all,
         "get_owner": memory_store.get_owner,

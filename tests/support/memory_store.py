@@ -18,10 +18,10 @@ from server.store.administration.ledger import LedgerEntry
 from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.item_rows import NewItem
-from server.store.content.response_insert import NewResponse
 from server.store.content.responses import (
     End,
     FinishedRow,
+    NewResponse,
     Owner,
     ResponseKey,
     StoredResponse,

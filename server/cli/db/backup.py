@@ -32,7 +32,6 @@ def add_commands(commands: cli.Subcommands) -> None:
 
 
 def add_to_db(group: cli.Subcommands) -> None:
-    """Adds to `holdfast db`."""
     cli.add_command(group, "hold", "treat the database as a restored copy: hold unfinished responses", _hold)
     adopt = cli.add_command(group, "adopt", "go on with the responses held in a restored copy", _adopt)
     adopt.add_argument("--cancel", action="store_true", help="cancel it instead")

@@ -38,10 +38,7 @@ _NUMBERS: Final[Mapping[str, type[int] | type[float]]] = {
 
 
 def request_body(form: Mapping[str, str]) -> dict[str, Any]:
-    """The body of POST /v1/responses; fields that are empty are left out.
-
-    Raises InvalidRequest for a field that is no number or no JSON; what the API refuses is left to it.
-    """
+    """The body of POST /v1/responses without empty fields. Raises InvalidRequest for bad numbers or JSON."""
     body: dict[str, Any] = {"model": form.get("model", ""), "input": _input(form)}
     for name in ("instructions", "previous_response_id"):
         if form.get(name):

@@ -104,7 +104,6 @@ def shows_users(query: UsageFilter) -> bool:
 
 
 def label(row: UsageRow, by: Grouping) -> str:
-    """Return the label of a group."""
     if by == "key":
         return row.key_name or row.key_id or "no key"
     return f"{row.end_user} of {row.tenant}" if by == "user" else row.name(by)

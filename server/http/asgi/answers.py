@@ -75,10 +75,7 @@ class StreamPosition:
         return page.frames
 
     def new_frames(self) -> Sequence[bytes] | None:
-        """The channel's frames since the last call of `next_frames`.
-
-        None if that has to be called: the store has to be read, or the response has ended.
-        """
+        """The channel's frames since `next_frames`; None if that has to be called."""
         if self.ended:
             return ()
         return None if self.channel is None or self.channel.ended else self._from_channel()

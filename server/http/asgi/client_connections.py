@@ -320,7 +320,6 @@ class ClientConnections:
         return True
 
     def close_before_requests(self) -> None:
-        """Closes connections on which no request has come yet."""
         for client in [client for client in self._open if not client.had_request]:
             self.remove(client)
             client.abort()

@@ -68,7 +68,6 @@ class EndpointContext(Generic[C]):
     """The caller as it was when its key was last found valid here; None for other keys. Called on the loop;
     raises as `expected_share` does."""
     key_of: Callable[[C], str | None] = lambda _caller: None
-    """The API key of a caller."""
     authenticates: bool = True
     """Whether a caller has shown a valid key; if not, a connection with none goes on to be closed first."""
     connections: OpenConnections = field(default_factory=OpenConnections)

@@ -35,10 +35,7 @@ class _Refused(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """A request's head, whose lines must end in CR LF and must not be folded.
-
-    h11 accepts a bare LF and folded headers, which a proxy may parse differently.
-    """
+    """A request's head, whose lines must end in CR LF; proxies may parse what h11 accepts differently."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         before = bytes(self._data)

@@ -72,10 +72,7 @@ class Threads:
         _in_use.add(self)
 
     def call(self, function: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """The function's result; it runs in a copy of this context, also if nobody waits for it.
-
-        Raises Overloaded where no thread can be made and there is none.
-        """
+        """The function's result, of a copy of this context. Raises Overloaded if there is no thread."""
         loop, context = asyncio.get_running_loop(), copy_context()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -170,7 +167,6 @@ class ThreadPool:
 
     @property
     def busy(self) -> int:
-        """Threads in use."""
         return self._slots.used
 
 

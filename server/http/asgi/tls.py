@@ -10,7 +10,6 @@ from server.errors import ConfigError
 log = logging.getLogger("holdfast.tls")
 
 HANDSHAKE_SECONDS = 10.0
-"""Seconds for a client's TLS handshake."""
 CHECKED_S = 10.0
 """Least time between two looks at the files."""
 

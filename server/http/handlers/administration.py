@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -16,7 +15,7 @@ from server.http.handler_services import ApiCall
 from server.http.handlers.responses import MAX_KEY_LENGTH, bounded_idempotency_key
 from server.http.json_responses import json_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, cursor, one_of, page_request, read_optional, text
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.maintenance.erasure import Outcome
 from server.protocol import ids
 from server.protocol.administration import objects, requests
@@ -74,7 +73,7 @@ def create_tenant(call: ApiCall) -> objects.Tenant:
 def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
     asked = page_request(call.request, "asc")
     with call.database.begin() as connection:
-        names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
+        names = stored_tenants.names_page(connection, asked)
         return page_of(tenant_changes.tenant_objects(connection, names), asked.limit)
 
 
@@ -155,10 +154,9 @@ def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.Te
     parameters=PAGE,
 )
 def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
-    asked, tenant = page_request(call.request), call.request.path_params["tenant"]
-    after = cursor(asked.after, ids.parse_conversation_id, "a conversation")
-    page = partial(conversations.list_page, newest_first=asked.newest_first)
-    listed = call.database.read(lambda connection: page(connection, tenant, after, asked.limit))
+    asked = page_request(call.request, parse=ids.parse_conversation_id, kind="a conversation")
+    tenant = call.request.path_params["tenant"]
+    listed = call.database.read(lambda connection: conversations.list_page(connection, tenant, asked))
     data = [
         objects.StoredConversation(
             id=ids.conversation_id(row.conversation.id),
@@ -195,9 +193,7 @@ def list_keys(call: ApiCall) -> Page[objects.Key]:
     asked, state = page_request(call.request), one_of(call.request, "state", KEY_STATES)
     tenant = text(call.request, "tenant")
     with call.database.begin() as connection:
-        stored = stored_keys.list_page(
-            connection, tenant, state, asked.after, asked.limit, newest_first=asked.newest_first
-        )
+        stored = stored_keys.list_page(connection, tenant, state, asked)
         return page_of(key_changes.key_objects(connection, stored), asked.limit)
 
 

@@ -1,7 +1,5 @@
 """The admin API's approvals: calls of MCP tools that wait for an answer, and the answers of operators."""
 
-from functools import partial
-
 from server.administration.waiting_approvals import answering_request, approval_object
 from server.errors import InvalidRequest
 from server.http.handler_services import ApiCall
@@ -29,8 +27,7 @@ routes = RouteTable("administration", "/admin/v1/approvals", **ADMIN)
 )
 def list_approvals(call: ApiCall) -> Page[objects.Approval]:
     asked, tenant = page_request(call.request, "asc"), text(call.request, "tenant")
-    page = partial(waiting_page, descending=asked.newest_first)
-    rows = call.database.read(lambda connection: page(connection, tenant, asked.after, asked.limit))
+    rows = call.database.read(lambda connection: waiting_page(connection, tenant, asked))
     return page_of([approval_object(row) for row in rows], asked.limit)
 
 

@@ -17,7 +17,6 @@ from server.http.query_and_headers import (
     MODEL,
     PAGE,
     TENANT,
-    cursor,
     one_of,
     page_request,
     text,
@@ -53,10 +52,8 @@ def set_price(call: ApiCall) -> objects.Price:
 
 @routes("GET /prices", "List prices, by model and time.", objects.PricePage, parameters=(*PAGE, MODEL))
 def list_prices(call: ApiCall) -> Page[objects.Price]:
-    asked, model = page_request(call.request, "asc"), text(call.request, "model")
-    after = _price_cursor(asked.after) if asked.after else None
-    page = partial(stored_prices.list_page, descending=asked.newest_first)
-    listed = call.database.read(lambda connection: page(connection, model, after, asked.limit))
+    asked, model = page_request(call.request, "asc", _price_cursor), text(call.request, "model")
+    listed = call.database.read(lambda connection: stored_prices.list_page(connection, model, asked))
     return page_of([price_object(price) for price in listed], asked.limit)
 
 
@@ -77,12 +74,12 @@ def list_prices(call: ApiCall) -> Page[objects.Price]:
     ),
 )
 def usage(call: ApiCall) -> Page[objects.UsageSums]:
-    asked, groups = page_request(call.request, "asc"), _groups(call.request)
-    after = _usage_cursor(asked.after, groups) if asked.after else None
+    groups = _groups(call.request)
+    asked = page_request(call.request, "asc", partial(_usage_cursor, groups=groups))
 
     def work(connection: Connection) -> list[UsageRow]:
         chosen = _usage_filter(call.request, clock(connection))
-        return usage_page(connection, chosen, groups, after, asked.limit, descending=asked.newest_first)
+        return usage_page(connection, chosen, groups, asked)
 
     return page_of([usage_object(row, groups) for row in call.database.read(work)], asked.limit)
 
@@ -102,10 +99,9 @@ def usage(call: ApiCall) -> Page[objects.UsageSums]:
     ),
 )
 def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
-    asked, chosen = page_request(call.request), _entry_filter(call.request)
-    after = cursor(asked.after, ids.parse_uuid, "an entry")
-    page = partial(audit_trail.entries_page, newest_first=asked.newest_first)
-    entries = call.database.read(lambda connection: page(connection, chosen, after, asked.limit))
+    asked = page_request(call.request, parse=ids.parse_uuid, kind="an entry")
+    chosen = _entry_filter(call.request)
+    entries = call.database.read(lambda connection: audit_trail.entries_page(connection, chosen, asked))
     return page_of([trail_object(entry) for entry in entries], asked.limit)
 
 
@@ -116,10 +112,9 @@ def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
     parameters=(*PAGE, Parameter("state", ReplicaState, "Filter by state.")),
 )
 def list_replicas(call: ApiCall) -> Page[objects.Replica]:
-    asked, state = page_request(call.request), one_of(call.request, "state", get_args(ReplicaState))
-    after = cursor(asked.after, ids.parse_uuid, "a replica")
-    page = partial(replicas_page, newest_first=asked.newest_first)
-    listed = call.database.read(lambda connection: page(connection, state, after, asked.limit))
+    asked = page_request(call.request, parse=ids.parse_uuid, kind="a replica")
+    state = one_of(call.request, "state", get_args(ReplicaState))
+    listed = call.database.read(lambda connection: replicas_page(connection, state, asked))
     return page_of([replica_object(replica) for replica in listed], asked.limit)
 
 

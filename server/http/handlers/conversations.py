@@ -7,7 +7,7 @@ from msgspec import Raw
 from server.errors import ConversationLocked, NotFound
 from server.http.handler_services import ApiCall
 from server.http.operation import RouteTable
-from server.http.query_and_headers import INCLUDE, PAGE, cursor, include_values, page_request, read_optional
+from server.http.query_and_headers import INCLUDE, PAGE, include_values, page_request, read_optional
 from server.protocol import conversation_objects as objects
 from server.protocol import ids
 from server.protocol.decode import decode
@@ -29,10 +29,8 @@ _ITEM = "/{conversation_id}/items/{item_id}"
     operation_id="conversation_lists.conversations",
 )
 def list_stored(call: ApiCall) -> Page[Raw]:
-    page = page_request(call.request)
-    after = cursor(page.after, ids.parse_conversation_id, "a conversation")
-    tenant, newest_first = call.caller.tenant, page.newest_first
-    return conversations_api.list_stored(call.database, tenant, after, page.limit, newest_first=newest_first)
+    page = page_request(call.request, parse=ids.parse_conversation_id, kind="a conversation")
+    return conversations_api.list_stored(call.database, call.caller.tenant, page)
 
 
 @routes(

@@ -38,7 +38,6 @@ def ready(services: Services, request: Request) -> Response:
 
 
 def version(_services: Services, request: Request) -> Response:
-    """GET /version"""
     return json_response(request, Version(VERSION))
 
 

@@ -11,20 +11,20 @@ from server.administration.objects_from_rows import delivery_object, endpoint_ob
 from server.http.handler_services import ApiCall, Handler
 from server.http.handlers.administration import ADMIN, changing, secret_response
 from server.http.operation import Parameter, RouteTable
-from server.http.query_and_headers import PAGE, TENANT, cursor, one_of, page_request, read_optional, text
+from server.http.query_and_headers import PAGE, TENANT, one_of, page_request, read_optional, text
 from server.protocol import ids
 from server.protocol import webhook_objects as objects
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.list_pages import Page
 from server.store.database import Connection
-from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
 """The time for which a rotation keeps the old secret; OpenAI's value."""
 _ONE = "/webhook_endpoints/{webhook_endpoint_id}"
-_STATE = Parameter("state", delivery_lists.DeliveryState, "Filter by state.")
+_STATE = Parameter("state", outbox.DeliveryState, "Filter by state.")
 
 tenant_routes = RouteTable("webhooks", "/v1")
 admin_routes = RouteTable("administration", "/admin/v1", **ADMIN)
@@ -58,11 +58,10 @@ def create_webhook_endpoint(call: ApiCall) -> Response:
 @tenant_routes(*_LISTS, parameters=PAGE)
 @admin_routes(*_LISTS, parameters=(*PAGE, TENANT))
 def list_webhook_endpoints(call: ApiCall) -> Page[objects.Endpoint]:
-    asked = page_request(call.request)
+    asked = page_request(call.request, parse=ids.parse_webhook_endpoint_id, kind="a webhook endpoint")
     tenant = text(call.request, "tenant") if _is_admin(call) else call.caller.tenant
-    after = cursor(asked.after, ids.parse_webhook_endpoint_id, "a webhook endpoint")
     with call.database.begin() as connection:
-        stored = endpoints.list_page(connection, tenant, after, asked.limit, newest_first=asked.newest_first)
+        stored = endpoints.list_page(connection, tenant, asked)
     return page_of([endpoint_object(row) for row in stored], asked.limit)
 
 
@@ -134,13 +133,11 @@ def test_webhook_endpoint(call: ApiCall) -> objects.SampleResult:
     parameters=(*PAGE, _STATE),
 )
 def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
-    asked, state = page_request(call.request), one_of(call.request, "state", delivery_lists.STATES)
-    after = cursor(asked.after, ids.parse_webhook_id, "a delivery of this webhook endpoint")
+    kind, state = "a delivery of this webhook endpoint", one_of(call.request, "state", outbox.STATES)
+    asked = page_request(call.request, parse=ids.parse_webhook_id, kind=kind)
     with call.database.begin() as connection:
         stored = _find(connection, call)
-        deliveries = delivery_lists.list_page(
-            connection, stored.tenant, stored.id, state, after, asked.limit, newest_first=asked.newest_first
-        )
+        deliveries = outbox.list_page(connection, stored.tenant, stored.id, state, asked)
     return page_of([delivery_object(row) for row in deliveries], asked.limit)
 
 

@@ -73,11 +73,7 @@ class RetainedResponses:
             return self._retained.get(response)
 
     def hold_input(self, items: Sequence[Item], message_bytes: int, item_bytes: int) -> None:
-        """Keeps the input of the response that runs, until `retain` or `drop_input`; older ones are dropped
-        for it.
-
-        Without room nothing is kept, and the response is not retained at its end.
-        """
+        """Keeps the input of the response that runs, if there is room, until `retain` or `drop_input`."""
         with self._lock:
             self.drop_input()
             if not self._closed and self._reserve(item_bytes):

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from server.configuration.environment import child_environment
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
@@ -177,10 +177,7 @@ class ChildEngine(Worker):
 
 
 def start_engine(config: Config, say: Callable[[str], None]) -> ChildEngine | None:
-    """The engine's program, once it answers; None for an engine that is this process or runs elsewhere.
-
-    Raises ConfigError if it does not start.
-    """
+    """The engine's program, once it answers; None if the engine is not its own. Raises ConfigError."""
     if config.engine not in REMOTE_ENGINES or config.engine_url is not None:
         return None
     folder = model_folder(config)

@@ -11,7 +11,7 @@ from engine.config import DecodeName, EngineConfig, ModelRefused, UnsupportedMod
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
-from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
 from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template

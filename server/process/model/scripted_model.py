@@ -58,10 +58,7 @@ def _weights(folder: Path, answers: str | None) -> str:
 def _script_chooser(
     config: Config, tokenizer: Tokenizer, stop_id: int, default: Script
 ) -> Callable[[EngineRequest], Script | None]:
-    """Chooses a prompt's script: the answer of the first pair whose text is in the prompt; else None.
-
-    The configured fault is in all scripts, or in those of one seed.
-    """
+    """Chooses a prompt's script, by the first text that is in it, and puts the configured fault in."""
     try:
         pairs = decode_as(config.scripted_answers or "[]", list[tuple[str, str]])
     except msgspec.MsgspecError as error:

@@ -11,46 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 from server.protocol import ids
 from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure, unsupported_value
+from server.protocol.responses import items as wire
 from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
-from server.protocol.responses.items import (
-    CLIENT_ID_PREFIXES,
-    HOSTED_ID_PREFIXES,
-    ID_PREFIXES,
-    MAX_TEXT,
-    AdditionalTools,
-    Caller,
-    CallStatus,
-    Compaction,
-    ConfigurationUpdate,
-    CustomToolCall,
-    CustomToolCallOutput,
-    Execution,
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    ItemStatus,
-    ListedTool,
-    LocalShellCallOutput,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpError,
-    McpListTools,
-    Message,
-    OtherItem,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    ReasoningUpdate,
-    Role,
-    SummaryText,
-    Text,
-    ToolSearchCall,
-    ToolSearchOutput,
-    decode_item,
-    encode_item,
-)
 from server.protocol.responses.request import MAX_TOOLS, InputContentParam, TextFormat, ToolParam
 from server.protocol.responses.tools import (
     TOOL_TYPES,
@@ -60,11 +22,11 @@ from server.protocol.responses.tools import (
     read_tools,
 )
 
-_SENT_PREFIXES: dict[type[Item], str] = {
-    **{kind: prefix for kind, prefix in ID_PREFIXES.items() if not prefix.startswith("mcp")},
-    FunctionCallOutput: ID_PREFIXES[FunctionCall],
-    CustomToolCallOutput: ID_PREFIXES[CustomToolCall],
-    OtherItem: "",
+_SENT_PREFIXES: dict[type[wire.Item], str] = {
+    **{kind: prefix for kind, prefix in wire.ID_PREFIXES.items() if not prefix.startswith("mcp")},
+    wire.FunctionCallOutput: wire.ID_PREFIXES[wire.FunctionCall],
+    wire.CustomToolCallOutput: wire.ID_PREFIXES[wire.CustomToolCall],
+    wire.OtherItem: "",
 }
 
 
@@ -79,25 +41,25 @@ class CompactionTrigger:
     """Requests compaction of the items before it into one encrypted item, without generating an answer."""
 
 
-InputItem = Item | ItemReference | CompactionTrigger
+InputItem = wire.Item | ItemReference | CompactionTrigger
 
 
 class _Item(msgspec.Struct, kw_only=True):
     """Fields of all items. Only calls and outputs have the status that is sent: other items are complete."""
 
     id: str | None = None
-    status: ItemStatus | None = None
+    status: wire.ItemStatus | None = None
 
 
 class _Message(_Item, kw_only=True):
-    role: Role
-    content: Text | list[InputContentParam]
+    role: wire.Role
+    content: wire.Text | list[InputContentParam]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
 class _Reasoning(_Item, kw_only=True):
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] | None = None
+    summary: list[wire.SummaryText] = []
+    content: list[wire.ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
@@ -105,21 +67,21 @@ class _Call(_Item, kw_only=True):
     call_id: str
     name: str
     namespace: str | None = None
-    caller: Caller | None = None
+    caller: wire.Caller | None = None
     is_async: bool | None = msgspec.field(default=None, name="async")
 
 
 class _FunctionCall(_Call, kw_only=True):
-    arguments: Text = ""
+    arguments: wire.Text = ""
 
 
 class _CustomToolCall(_Call, kw_only=True):
-    input: Text = ""
+    input: wire.Text = ""
 
 
 class _Output(_Item, kw_only=True):
-    output: Text | list[InputContentParam]
-    caller: Caller | None = None
+    output: wire.Text | list[InputContentParam]
+    caller: wire.Caller | None = None
 
 
 class _FunctionOutput(_Output, kw_only=True):
@@ -135,7 +97,7 @@ class _CustomToolOutput(_Output, kw_only=True):
 class _McpListTools(msgspec.Struct, kw_only=True):
     id: str | None = None
     server_label: str
-    tools: list[ListedTool] = []
+    tools: list[wire.ListedTool] = []
     error: str | None = None
 
 
@@ -143,7 +105,7 @@ class _McpApprovalRequest(msgspec.Struct, kw_only=True):
     id: str
     server_label: str
     name: str
-    arguments: Text
+    arguments: wire.Text
 
 
 class _McpApprovalResponse(msgspec.Struct, kw_only=True):
@@ -157,15 +119,15 @@ class _McpCall(msgspec.Struct, kw_only=True):
     id: str | None = None
     server_label: str
     name: str
-    arguments: Text
-    status: CallStatus | None = None
-    output: Text | None = None
-    error: McpError | str | None = None
+    arguments: wire.Text
+    status: wire.CallStatus | None = None
+    output: wire.Text | None = None
+    error: wire.McpError | str | None = None
     approval_request_id: str | None = None
 
 
 class _Compaction(_Item, kw_only=True):
-    encrypted_content: Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
+    encrypted_content: Annotated[str, msgspec.Meta(max_length=2 * wire.MAX_TEXT)]
 
 
 class _AdditionalTools(msgspec.Struct, kw_only=True):
@@ -176,7 +138,7 @@ class _AdditionalTools(msgspec.Struct, kw_only=True):
 
 class _ToolSearch(_Item, kw_only=True):
     call_id: str | None = None
-    execution: Execution = "client"
+    execution: wire.Execution = "client"
 
 
 class _ToolSearchCall(_ToolSearch, kw_only=True):
@@ -196,7 +158,7 @@ class _HostedCall(msgspec.Struct, kw_only=True):
 
     id: str | None = None
     call_id: str | None = None
-    status: Literal[CallStatus, "searching", "generating", "interpreting"] | None = None
+    status: Literal[wire.CallStatus, "searching", "generating", "interpreting"] | None = None
 
 
 class _NoFields(msgspec.Struct, kw_only=True):
@@ -208,7 +170,7 @@ def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[I
     was sent, if it is well-formed, else an empty one. Raises DecodeFailure with the path.
     """
     if isinstance(value, str):
-        return [Message("", "completed", "user", [InputText(value)])]
+        return [wire.Message("", "completed", "user", [wire.InputText(value)])]
     return [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
 
 
@@ -224,7 +186,7 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem:
         raise unsupported_value(f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type")
     refuse_deep(element, path)
     convert(element, _HostedCall, path)
-    return _with_sent_id(OtherItem("", "completed", {**element, "type": kind}), element)
+    return _with_sent_id(wire.OtherItem("", "completed", {**element, "type": kind}), element)
 
 
 def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
@@ -234,7 +196,7 @@ def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
     return sent if has_lasting_id(sent) else item
 
 
-def has_lasting_id(item: Item) -> bool:
+def has_lasting_id(item: wire.Item) -> bool:
     """Whether an item that is sent with this id keeps it: it is well-formed for the item's type.
 
     The id of an MCP item says whether this server has written it, so it never lasts.
@@ -243,15 +205,17 @@ def has_lasting_id(item: Item) -> bool:
     return prefix is not None and ids.is_item_id(item.id, prefix)
 
 
-def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
+def _item_reader(shape: type[msgspec.Struct], kind: type[wire.Item]) -> TypeReader:
     """The reader of items with the fields of `shape`; null ones become absent. MCP items keep their id."""
-    is_mcp = kind in HOSTED_ID_PREFIXES
-    has_tools = kind in (AdditionalTools, ToolSearchOutput)
+    is_mcp = kind in wire.HOSTED_ID_PREFIXES
+    has_tools = kind in (wire.AdditionalTools, wire.ToolSearchOutput)
     tells_status = issubclass(shape, (_Call, _Output, _McpCall, _ToolSearch))
     names = shape.__struct_fields__
-    listed = next((name for name in ("content", "output") if name in names and kind is not Reasoning), None)
+    listed = next(
+        (name for name in ("content", "output") if name in names and kind is not wire.Reasoning), None
+    )
 
-    def read(element: dict[str, Any], path: str) -> Item:
+    def read(element: dict[str, Any], path: str) -> wire.Item:
         if is_mcp or has_tools:
             refuse_deep(element, path)
         params = convert(element, shape, path)
@@ -268,8 +232,10 @@ def _item_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
             value = fields.get(listed)
             if isinstance(value, list):
                 fields[listed] = read_parts(value, f"{path}.{listed}")
-            elif isinstance(value, str) and kind is Message:
-                fields[listed] = [OutputText(value) if fields["role"] == "assistant" else InputText(value)]
+            elif isinstance(value, str) and kind is wire.Message:
+                fields[listed] = [
+                    wire.OutputText(value) if fields["role"] == "assistant" else wire.InputText(value)
+                ]
         return kind(**fields)
 
     return TypeReader(shape, read)
@@ -295,10 +261,10 @@ def _tools_of_item(declared: list[dict[str, Any]], path: str) -> list[dict[str, 
     return tools
 
 
-_OUTPUT_READER = _item_reader(_FunctionOutput, FunctionCallOutput)
+_OUTPUT_READER = _item_reader(_FunctionOutput, wire.FunctionCallOutput)
 
 
-def _read_function_output(element: dict[str, Any], path: str) -> Item:
+def _read_function_output(element: dict[str, Any], path: str) -> wire.Item:
     if element.get("call_id") is None and element.get("name") is None:
         convert(element, _FunctionOutput, path)
         raise DecodeFailure(
@@ -306,17 +272,17 @@ def _read_function_output(element: dict[str, Any], path: str) -> Item:
             f"{path}.call_id",
             "missing_required_parameter",
         )
-    item: Item = _OUTPUT_READER.read(element, path)
+    item: wire.Item = _OUTPUT_READER.read(element, path)
     return item
 
 
-def _read_stored_call(element: dict[str, Any], path: str) -> Item:
+def _read_stored_call(element: dict[str, Any], path: str) -> wire.Item:
     """A call in the server's own form; any other form becomes an `OtherItem`, stored unchanged."""
     refuse_deep(element, path)
     convert(element, _HostedCall, path)
     value = element.get("status")
     status: Any = value if value in ("incomplete", "failed") else "completed"
-    return decode_item(encode_item(OtherItem("", status, element)))
+    return wire.decode_item(wire.encode_item(wire.OtherItem("", status, element)))
 
 
 class _UpdatedFormat(TextFormat, frozen=True):
@@ -328,11 +294,11 @@ class _UpdatedText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _ConfigurationUpdate(msgspec.Struct, kw_only=True):
-    reasoning: ReasoningUpdate | None = None
+    reasoning: wire.ReasoningUpdate | None = None
     text: _UpdatedText | None = None
 
 
-def _read_configuration_update(element: dict[str, Any], path: str) -> ConfigurationUpdate:
+def _read_configuration_update(element: dict[str, Any], path: str) -> wire.ConfigurationUpdate:
     refuse_deep(element, path)
     param: _ConfigurationUpdate = convert(element, _ConfigurationUpdate, path)
     if param.reasoning is None and param.text is None:
@@ -351,45 +317,45 @@ def _read_configuration_update(element: dict[str, Any], path: str) -> Configurat
             )
         fields = msgspec.structs.asdict(param.text.format)
         text = {"format": {name: value for name, value in fields.items() if value is not None}}
-    return ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)
+    return wire.ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)
 
 
-def _read_client_item(element: dict[str, Any], path: str) -> Item:
+def _read_client_item(element: dict[str, Any], path: str) -> wire.Item:
     """A call or an output of a tool that the client runs. Null fields are as absent ones."""
     refuse_deep(element, path)
     fields = {name: value for name, value in element.items() if value is not None}
     kind = _CLIENT_ITEMS[element["type"]]
-    if kind is LocalShellCallOutput:
+    if kind is wire.LocalShellCallOutput:
         fields.setdefault("call_id", fields.get("id"))
-    item: Item = convert({"status": "completed", **fields, "id": ""}, kind, path)
+    item: wire.Item = convert({"status": "completed", **fields, "id": ""}, kind, path)
     return item
 
 
-_CLIENT_ITEMS = {str(kind.__struct_config__.tag): kind for kind in CLIENT_ID_PREFIXES}
+_CLIENT_ITEMS = {str(kind.__struct_config__.tag): kind for kind in wire.CLIENT_ID_PREFIXES}
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
-    "message": _item_reader(_Message, Message),
-    "reasoning": _item_reader(_Reasoning, Reasoning),
-    "function_call": _item_reader(_FunctionCall, FunctionCall),
+    "message": _item_reader(_Message, wire.Message),
+    "reasoning": _item_reader(_Reasoning, wire.Reasoning),
+    "function_call": _item_reader(_FunctionCall, wire.FunctionCall),
     "function_call_output": TypeReader(_FunctionOutput, _read_function_output),
-    "custom_tool_call": _item_reader(_CustomToolCall, CustomToolCall),
-    "custom_tool_call_output": _item_reader(_CustomToolOutput, CustomToolCallOutput),
-    "compaction": _item_reader(_Compaction, Compaction),
-    "mcp_list_tools": _item_reader(_McpListTools, McpListTools),
-    "mcp_call": _item_reader(_McpCall, McpCall),
+    "custom_tool_call": _item_reader(_CustomToolCall, wire.CustomToolCall),
+    "custom_tool_call_output": _item_reader(_CustomToolOutput, wire.CustomToolCallOutput),
+    "compaction": _item_reader(_Compaction, wire.Compaction),
+    "mcp_list_tools": _item_reader(_McpListTools, wire.McpListTools),
+    "mcp_call": _item_reader(_McpCall, wire.McpCall),
     "compaction_trigger": TypeReader(_NoFields, lambda _element, _path: CompactionTrigger()),
     **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_HostedCall, _read_stored_call)),
-    "mcp_approval_request": _item_reader(_McpApprovalRequest, McpApprovalRequest),
-    "mcp_approval_response": _item_reader(_McpApprovalResponse, McpApprovalResponse),
+    "mcp_approval_request": _item_reader(_McpApprovalRequest, wire.McpApprovalRequest),
+    "mcp_approval_response": _item_reader(_McpApprovalResponse, wire.McpApprovalResponse),
     "item_reference": TypeReader(
         _Reference, lambda element, path: ItemReference(convert(element, _Reference, path).id, path)
     ),
-    "additional_tools": _item_reader(_AdditionalTools, AdditionalTools),
+    "additional_tools": _item_reader(_AdditionalTools, wire.AdditionalTools),
     "configuration_update": TypeReader(_ConfigurationUpdate, _read_configuration_update),
     **{name: TypeReader(kind, _read_client_item) for name, kind in _CLIENT_ITEMS.items()},
-    "tool_search_call": _item_reader(_ToolSearchCall, ToolSearchCall),
-    "tool_search_output": _item_reader(_ToolSearchOutput, ToolSearchOutput),
+    "tool_search_call": _item_reader(_ToolSearchCall, wire.ToolSearchCall),
+    "tool_search_output": _item_reader(_ToolSearchOutput, wire.ToolSearchOutput),
 }
 """By `type`, which is optional for messages."""
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, select, text
 
+from server.protocol.list_pages import PageRequest
 from server.store.keyset_page import rows_after
 from server.store.tables import audit_trail
 
@@ -62,8 +63,6 @@ ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the trail."""
-
     id: UUID
     at: datetime
     actor: str
@@ -90,10 +89,9 @@ def record(
     details: Mapping[str, object] | None = None,
     request_id: str | None = None,
 ) -> None:
-    """Adds an entry in the caller's transaction, and a log line.
+    """Adds an entry in the caller's transaction, and a log line, which a failed transaction has, too.
 
-    `action` is one of ACTIONS, `target` the id of what was changed; `details` must be JSON. The log line is
-    written before the commit, so a transaction that fails or is repeated has one, too.
+    `action` is one of ACTIONS, `target` the id of what was changed; `details` must be JSON.
     """
     row = {"actor": actor, "action": action, "tenant": tenant, "target": target, "request_id": request_id}
     connection.execute(_INSERT, {**row, "details": msgspec.json.encode(details or {}).decode()})
@@ -114,12 +112,8 @@ class EntryFilter:
     """The time before which the entries were made."""
 
 
-def entries_page(
-    connection: Connection, chosen: EntryFilter, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[Entry]:
-    """The entries that come after one, by age, one more than `limit`. Raises InvalidRequest if there is no
-    entry `after`.
-    """
+def entries_page(connection: Connection, chosen: EntryFilter, asked: PageRequest) -> list[Entry]:
+    """The entries after one, by age, one more than the limit. Raises InvalidRequest for an unknown entry."""
     columns = audit_trail.c
     query = every = select(*(columns[name] for name in Entry.__dataclass_fields__))
     for name in ("actor", "tenant", "target"):
@@ -132,5 +126,5 @@ def entries_page(
     if chosen.until is not None:
         query = query.where(columns.at < chosen.until)
     order, kind = (columns.at, columns.id), "an entry"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=every, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=every, kind=kind)
     return [Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)}) for row in rows]

@@ -8,6 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
+from server.protocol.list_pages import ALL, PageRequest
 from server.store.keyset_page import page
 from server.store.tables import prices
 
@@ -40,18 +41,11 @@ def set_price(connection: Connection, price: StoredPrice) -> None:
     )
 
 
-def list_page(
-    connection: Connection,
-    model: str | None,
-    after: tuple[str, datetime] | None = None,
-    limit: int | None = None,
-    *,
-    descending: bool = False,
-) -> list[StoredPrice]:
-    """The prices that come after that of a model and time, by these; one more than `limit`, or all."""
+def list_page(connection: Connection, model: str | None, asked: PageRequest = ALL) -> list[StoredPrice]:
+    """The prices that come after that of a model and time, by these; one more than the limit."""
     query = select(*(prices.c[name] for name in StoredPrice.__dataclass_fields__))
     if model is not None:
         query = query.where(prices.c.model == model)
     order = (prices.c.model, prices.c.valid_from)
-    rows = connection.execute(page(query, order, after, limit, descending=descending))
+    rows = connection.execute(page(query, order, asked))
     return [StoredPrice(*row) for row in rows]

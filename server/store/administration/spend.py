@@ -40,10 +40,7 @@ _FOLD = text(f"""
 
 
 def fold(connection: Connection) -> bool:
-    """Replaces many rows of a key and day by their sum; returns whether there may be more.
-
-    Skips locked rows; readers see either the rows or their sum.
-    """
+    """Replaces many rows of a key and day by their sum, but locked ones; whether there may be more."""
     parameters = {"rows": FOLD_ROWS, "days": _FOLDED_DAYS, "limit": _MAX_FOLDED}
     folded: int = connection.execute(_FOLD, parameters).scalar_one()
     return folded == _MAX_FOLDED

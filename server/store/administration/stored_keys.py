@@ -11,6 +11,7 @@ from sqlalchemy.sql.expression import ColumnElement, Select
 from sqlalchemy.types import ARRAY, Text
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
+from server.protocol.list_pages import ALL_NEWEST_FIRST, PageRequest
 from server.store.administration import tenants
 from server.store.keyset_page import rows_after
 from server.store.tables import api_keys, key_requirement, seal_keys
@@ -129,7 +130,6 @@ def require_key(connection: Connection) -> None:
 
 
 def any_valid(connection: Connection) -> bool:
-    """Whether any tenant has a valid key."""
     return bool(connection.execute(select(select(api_keys.c.id).where(_VALID).exists())).scalar_one())
 
 
@@ -159,9 +159,7 @@ _RECORD_USE = text("""
 
 
 def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
-    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use. Skips a locked
-    row, so that no request waits.
-    """
+    """Sets `last_used_at` once a minute, unless the row is locked; whether it is the key's first use."""
     return connection.execute(_RECORD_USE, {"tenant": tenant, "id": key_id}).scalar() is True
 
 
@@ -177,21 +175,16 @@ def list_page(
     connection: Connection,
     tenant: str | None,
     state: KeyState | None = None,
-    after: str | None = None,
-    limit: int | None = None,
-    *,
-    newest_first: bool = True,
+    asked: PageRequest = ALL_NEWEST_FIRST,
 ) -> list[StoredKey]:
-    """The keys that come after a key, by age; one more than `limit`, or all. Raises InvalidRequest if there
-    is no key `after`.
-    """
+    """The keys that come after a key, by age; one more than the limit. Raises InvalidRequest for no key."""
     query = _KEYS
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
     if state is not None:
         query = query.where(_STATES[state])
     order, kind = (api_keys.c.created_at, api_keys.c.id), "a key"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=_KEYS, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=_KEYS, kind=kind)
     return [_key(row) for row in rows]
 
 
@@ -221,9 +214,7 @@ def end_streams(connection: Connection, key_id: str) -> None:
 
 
 def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) -> list[str]:
-    """The keys that end what runs with them and became invalid within the last `age`, or are in use still:
-    `ends_streams` may be set long after a key was revoked.
-    """
+    """The keys that end what runs with them, and became invalid within the last `age` or are in use still."""
     keys, now = api_keys.c, func.clock_timestamp()
     used = keys.id == func.any(literal(list(in_use), ARRAY(Text)))
     ended = or_(keys.revoked_at > now - age, keys.expires_at.between(now - age, now), used & ~_VALID)
@@ -231,7 +222,6 @@ def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) 
 
 
 def valid_keys_of(connection: Connection, tenant: str) -> int:
-    """The number of a tenant's valid keys."""
     query = select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
     return connection.execute(query).scalar_one()
 

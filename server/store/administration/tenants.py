@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import SERVER_SETTINGS, Caller, Limits, TenantSettings
+from server.protocol.list_pages import ALL, PageRequest
 from server.store import tables
 from server.store.keyset_page import page
 from server.store.tables import api_keys
@@ -91,13 +92,11 @@ def caller_for(connection: Connection, operator: Caller, tenant: str) -> Caller:
     return replace(operator, tenant=tenant, settings=settings_of(connection, tenant))
 
 
-def names_page(
-    connection: Connection, after: str | None = None, limit: int | None = None, *, descending: bool = False
-) -> list[str]:
-    """The names of tenants with settings or keys that come after a name; one more than `limit`, or all."""
+def names_page(connection: Connection, asked: PageRequest = ALL) -> list[str]:
+    """The names of tenants with settings or keys that come after a name; one more than the limit."""
     known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).subquery()
-    query = page(select(known.c.tenant), [known.c.tenant], after and [after], limit, descending=descending)
-    return list(connection.scalars(query))
+    after_name = asked._replace(after=asked.after and [asked.after])
+    return list(connection.scalars(page(select(known.c.tenant), [known.c.tenant], after_name)))
 
 
 def has_keys(connection: Connection, tenant: str) -> bool:

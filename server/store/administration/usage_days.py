@@ -63,10 +63,7 @@ _FORGET_USERS = text("""
 
 
 def fold(connection: Connection) -> bool:
-    """Moves changes into the sums of their days; returns whether there may be more.
-
-    Does nothing for a few changes, or while another replica folds.
-    """
+    """Moves changes, if there are many, into the sums of their days; whether there may be more."""
     if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
         return False
     folded: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
@@ -85,9 +82,7 @@ _FORGET_DAYS = text(f"delete from user_days where {_OF_USERS}")
 
 
 def forget(connection: Connection, tenant: str, user: str | None) -> int:
-    """Removes the sums of an end user, or of all of a tenant, and their names from changes; returns how many
-    rows that are. Nobody folds meanwhile.
-    """
+    """Removes the sums of a tenant, or of a user, and the names in changes; returns how many rows."""
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
     parameters = {"tenant": tenant, "user": user}
     return sum(

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, Row, text
 
+from server.protocol.list_pages import PageRequest
 from server.store.console.time_limit import limit_time
 
 MAX_GROUPS: Final = 50
@@ -142,23 +143,18 @@ def read_usage(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
 
 
 def usage_page(
-    connection: Connection,
-    filters: UsageFilter,
-    groups: Sequence[Group],
-    after: Sequence[object] | None,
-    limit: int,
-    *,
-    descending: bool,
+    connection: Connection, filters: UsageFilter, groups: Sequence[Group], asked: PageRequest
 ) -> list[UsageRow]:
-    """The sums of the groups that come after the one with the values `after`; one more than `limit`.
+    """The sums of the groups that come after the one with the values `asked.after`; one more than the limit.
 
     `groups` are in the order of GROUPS, and so are the values.
     """
     keys = [GROUPS[name] for name in groups]
-    values = {f"after_{number}": value for number, value in enumerate(after or ())}
-    place, sign = ", ".join(f":{name}" for name in values), "<" if descending else ">"
+    values = {f"after_{number}": value for number, value in enumerate(asked.after or ())}
+    place, sign = ", ".join(f":{name}" for name in values), "<" if asked.newest_first else ">"
     follows = f"where ({', '.join(keys)}) {sign} ({place})"
-    order = f"order by {', '.join(f'{key} desc' if descending else key for key in keys)} limit {limit + 1}"
+    sorted_by = ", ".join(f"{key} desc" if asked.newest_first else key for key in keys)
+    order = f"order by {sorted_by} limit {asked.limit + 1}"
     query = f"""
         select {_ROW} from ({_sums(filters, {"group": groups})}) as sums
         {follows if values else ""} {order if keys else ""}
@@ -199,9 +195,7 @@ def read_top_users(connection: Connection, filters: UsageFilter) -> list[UsageRo
 
 
 def read_refused(connection: Connection, filters: UsageFilter) -> Sequence[Row[Any]]:
-    """Requests that were answered with an error object, by status and code, the most frequent first. They
-    know the tenant alone.
-    """
+    """Requests answered with an error object, by status and code, the most frequent first."""
     condition = "" if filters.tenant is None else "and tenant = :tenant"
     query = f"""
         select status as http_status, nullif(error_code, '') as error_code,

@@ -6,7 +6,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, String, cast, exists, func, select
 
-from server.store.content.spent_approvals import MARK
+from server.protocol.list_pages import PageRequest
+from server.store.content.idempotency_keys import MARK
 from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.keyset_page import rows_after
 from server.store.tables import READABLE, idempotency_keys, items, responses
@@ -26,8 +27,6 @@ _ORDER = (items.c.response_id, items.c.idx, items.c.id)
 
 
 class WaitingApproval(NamedTuple):
-    """A row."""
-
     tenant: str
     response_id: UUID
     id: str
@@ -44,13 +43,11 @@ _WAITING = _ASKED.join(
 ).where(READABLE, ~_IS_SPENT, ~_IS_ANSWERED)
 
 
-def waiting_page(
-    connection: Connection, tenant: str | None, after: str | None, limit: int | None, *, descending: bool
-) -> list[WaitingApproval]:
-    """One more than `limit` of those of a tenant, or of all, by age. Raises InvalidRequest for `after`."""
+def waiting_page(connection: Connection, tenant: str | None, asked: PageRequest) -> list[WaitingApproval]:
+    """Those of a tenant, or of all, by age, one more than the limit. Raises InvalidRequest."""
     query = _WAITING if tenant is None else _WAITING.where(items.c.tenant == tenant)
     kind = "a request for approval"
-    rows = rows_after(connection, query, _ORDER, after, limit, descending=descending, among=_ASKED, kind=kind)
+    rows = rows_after(connection, query, _ORDER, asked, among=_ASKED, kind=kind)
     return [WaitingApproval(**row._mapping) for row in rows]
 
 

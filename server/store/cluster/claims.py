@@ -140,10 +140,7 @@ _CLAIM_AGAIN = text("""
 
 
 def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int) -> bool:
-    """Repeats a claim that the database has lost; returns whether it did.
-
-    False if another replica has claimed the response since. Fenced by the caller.
-    """
+    """Repeats a claim that the database has lost; False if another replica has the response. Fenced."""
     parameters = {"me": me, "tenant": key.tenant, "id": key.id, "attempt": attempt}
     return connection.execute(_CLAIM_AGAIN, parameters).rowcount == 1
 
@@ -192,10 +189,7 @@ _UNSERVED = text(f"""
 
 
 def count_unserved(connection: Connection, most: int) -> list[tuple[str, int]]:
-    """Background responses in the queue that no living replica will generate, by model.
-
-    Counted up to `most` in all.
-    """
+    """Queued background responses that no living replica will generate, by model, up to `most` in all."""
     return [(model, count) for model, count in connection.execute(_UNSERVED, {"most": most})]
 
 

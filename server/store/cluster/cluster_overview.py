@@ -9,11 +9,11 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 
 from engine.request import IDLE_PRIORITY
+from server.protocol.list_pages import PageRequest
 from server.store.cluster.claims import WINDOW_LEFT
 from server.store.database import clock
 from server.store.keyset_page import rows_after
-from server.store.schema.partition_removal import row_by_row
-from server.store.schema.partitions import ranged_partitions
+from server.store.schema.partitions import ranged_partitions, row_by_row
 from server.store.tables import replicas
 from server.store.webhooks import outbox
 
@@ -72,10 +72,7 @@ class ClusterOverview:
 
 
 def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOverview:
-    """Reads all of it, in one transaction of the caller's. Raises DatabaseError.
-
-    With a retention, what waits for its partition to be dropped is not overdue.
-    """
+    """Reads it in the caller's transaction. What waits for its partition to be dropped is not overdue."""
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
     ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)
@@ -112,12 +109,8 @@ class ListedReplica:
     """Seconds since the last heartbeat, by the database's clock."""
 
 
-def replicas_page(
-    connection: Connection, state: str | None, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[ListedReplica]:
-    """The replicas that come after another, by start, one more than `limit`. Raises InvalidRequest if there
-    is no replica `after`.
-    """
+def replicas_page(connection: Connection, state: str | None, asked: PageRequest) -> list[ListedReplica]:
+    """The replicas after another, by start, one more than the limit. Raises InvalidRequest without it."""
     columns = replicas.c
     age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
     *stored, _ = ListedReplica.__dataclass_fields__
@@ -125,7 +118,7 @@ def replicas_page(
     if state is not None:
         query = query.where(columns.state == state)
     order, kind = (columns.started_at, columns.id), "a replica"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=every, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=every, kind=kind)
     return [ListedReplica(**row._mapping) for row in rows]
 
 

@@ -56,19 +56,13 @@ def identity(connection: Connection) -> Identity:
 
 
 def is_copy(recorded: Identity, found: Identity) -> bool:
-    """Whether the data has come to another database than the recorded one. Pure.
-
-    An identifier that is not known on one side says nothing.
-    """
+    """Whether the data has come to another database than the recorded one, as far as both are known. Pure."""
     known = recorded.system and found.system
     return recorded.oid != found.oid or bool(known and recorded.system != found.system)
 
 
 def recognise(connection: Connection) -> int:
-    """Records where the data is, and holds what is unfinished if it was elsewhere before.
-
-    Returns how many responses are held, now or since an earlier start.
-    """
+    """Records where the data is, holds what is unfinished of a copy, and returns how many are held."""
     found = identity(connection)
     parameters = {"system": found.system, "oid": found.oid}
     connection.execute(_RECORD, parameters)

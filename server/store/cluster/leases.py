@@ -21,7 +21,6 @@ HEARTBEATS_PER_LEASE = 4
 
 
 def heartbeat_interval(lease_seconds: float) -> float:
-    """Seconds from one heartbeat to the next."""
     return min(HEARTBEAT_SECONDS, lease_seconds / HEARTBEATS_PER_LEASE)
 
 
@@ -45,10 +44,7 @@ def register_replica(
     models: Sequence[str],
     revision: str,
 ) -> UUID:
-    """Inserts the row of a new replica, which is alive from now on; returns its id.
-
-    `revision` is the one of the schema that its release needs.
-    """
+    """Inserts a new replica, alive from now on, whose release needs that revision; returns its id."""
     replica = new_uuid()
     row = {"host": host, "pid": pid, "version": version, "revision": revision, "role": role}
     connection.execute(_REGISTER, {"id": replica, "models": list(models), **row})

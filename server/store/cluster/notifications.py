@@ -120,9 +120,7 @@ class HintListener(Protocol):
 
 
 class Notifier(Worker):
-    """The thread that exchanges hints with other replicas. Callers never wait for it, and it ends without
-    sending what is left.
-    """
+    """The thread that exchanges hints with other replicas. Nobody waits for it."""
 
     def __init__(self, database: Database, listener: HintListener, *, enabled: bool = True) -> None:
         """Neither sends nor receives unless `enabled`."""

@@ -11,7 +11,6 @@ from server.store.database import lock
 from server.store.tables import saved_views
 
 MAX_VIEWS: Final = 200
-"""Views of one page."""
 MAX_NAME_CHARS: Final = 80
 MAX_CONTENT_CHARS: Final = 20_000
 ViewPage = Literal["history", "sql"]
@@ -32,7 +31,6 @@ _SELECT = select(*(_COLUMNS[name] for name in SavedView._fields))
 
 
 def views_of(connection: Connection, page: ViewPage) -> list[SavedView]:
-    """The saved views of a page, by name."""
     query = _SELECT.where(_COLUMNS.page == page).order_by(_COLUMNS.name).limit(MAX_VIEWS)
     return [SavedView(*row) for row in connection.execute(query)]
 

@@ -2,17 +2,23 @@
 
 A transaction that adds or deletes items locks the conversation's row first and does neither while a response
 in the conversation is unfinished, so that response's history does not change. JSON is passed as text.
+
+A conversation that nothing has changed for so many days, its tenant's or the server's, expires. Each change
+notes its time in `touched_at`, without an index, which every change would have to update: conversations are
+looked through page by page.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text
 
+from server.protocol.list_pages import PageRequest
 from server.store.content import images
-from server.store.content.image_removal import MARK_USES
+from server.store.content.images import MARK_USES
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
 from server.store.keyset_page import page
@@ -22,8 +28,6 @@ from server.store.tables import conversations as table
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation's row."""
-
     id: UUID
     metadata: str
     created_at: datetime
@@ -99,8 +103,6 @@ _APPEND_RESPONSE = adding(
 
 @dataclass(frozen=True, slots=True)
 class ListedConversation:
-    """A conversation in a list."""
-
     conversation: ConversationRow
     items: int
 
@@ -113,16 +115,10 @@ _LISTED = select(*(table.c[name] for name in ("id", "metadata", "created_at", "n
 )
 
 
-def list_page(
-    connection: Connection, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
-) -> list[ListedConversation]:
-    """The conversations that come after one, by age; one more than `limit` if there are so many. Ids begin
-    with the time, so their order is that of creation.
-    """
-    query = _LISTED.where(table.c.tenant == tenant)
-    rows = connection.execute(
-        page(query, [table.c.id], [after] if after else None, limit, descending=newest_first)
-    )
+def list_page(connection: Connection, tenant: str, asked: PageRequest) -> list[ListedConversation]:
+    """The conversations after one, by age, as ids begin with the time; one more than the limit."""
+    after_id = asked._replace(after=asked.after and [asked.after])
+    rows = connection.execute(page(_LISTED.where(table.c.tenant == tenant), [table.c.id], after_id))
     return [ListedConversation(ConversationRow(*stored), items) for *stored, items in rows]
 
 
@@ -216,3 +212,64 @@ def get_item(
     """The JSON of an item of that conversation, or of any conversation; None if there is none."""
     parameters = {"tenant": tenant, "id": conversation, "item": item_id}
     return connection.execute(_ITEM if conversation is not None else _ANY_ITEM, parameters).scalar()
+
+
+PAGE_ROWS = 5_000
+
+
+class ConversationKey(NamedTuple):
+    tenant: str
+    id: UUID
+
+
+FIRST = ConversationKey("", UUID(int=0))
+_ANY = text("select cast(:days as integer) > 0 or exists (select from tenants where conversation_days > 0)")
+_DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
+_CUTOFF = f"statement_timestamp() - make_interval(days => {_DAYS})"
+_EXPIRED = f"""
+    {_DAYS} > 0 and c.touched_at < {_CUTOFF}
+    and not exists (select from responses r
+        where r.tenant = c.tenant and r.conversation_id = c.id and r.status in ('queued', 'in_progress'))
+"""
+_PAGE = text(f"""
+    select c.tenant, c.id, {_EXPIRED} as expired
+    from (select tenant, id, touched_at from conversations
+          where (tenant, id) > (:tenant, cast(:id as uuid)) order by tenant, id limit {PAGE_ROWS}) as c
+    left join tenants t on t.tenant = c.tenant
+    order by c.tenant, c.id
+""")
+_LOCK_EXPIRED = text(f"""
+    select 1 from conversations c left join tenants t on t.tenant = c.tenant
+    where c.tenant = :tenant and c.id = :id and {_EXPIRED}
+    for update of c skip locked
+""")
+
+
+class ExpiredPage(NamedTuple):
+    """The expired conversations of a page, and where the next page begins."""
+
+    expired: list[ConversationKey]
+    last: ConversationKey | None
+    """The conversation after which the next page begins; None at the end."""
+
+
+def may_expire(connection: Connection, days: int) -> bool:
+    """Whether conversations of any tenant expire; `days` are the server's, 0 for never."""
+    return bool(connection.execute(_ANY, {"days": days}).scalar_one())
+
+
+def expired_after(connection: Connection, days: int, after: ConversationKey) -> ExpiredPage:
+    """The expired ones of the next PAGE_ROWS conversations; those with an unfinished response are none."""
+    rows = connection.execute(_PAGE, {"days": days, **after._asdict()}).all()
+    expired = [ConversationKey(row.tenant, row.id) for row in rows if row.expired]
+    last = ConversationKey(rows[-1].tenant, rows[-1].id) if len(rows) == PAGE_ROWS else None
+    return ExpiredPage(expired, last)
+
+
+def delete_expired(connection: Connection, days: int, key: ConversationKey) -> bool:
+    """Deletes the conversation with its items; False if somebody has locked or changed it meanwhile."""
+    for _ in range(2):  # the second statement sees all that was committed before the lock was had
+        if connection.execute(_LOCK_EXPIRED, {"days": days, **key._asdict()}).first() is None:
+            return False
+    delete(connection, key.tenant, key.id)
+    return True

@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from server.store import arrays
-from server.store.content.image_removal import MARK_USES
+from server.store.content.images import MARK_USES
 from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, removing
 
@@ -58,9 +58,7 @@ _REMOVE = (
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
-    """Deletes a response for all readers. None if it does not exist; True if it is still running, and the
-    caller must cancel it. The rows of a running response are removed when it ends.
-    """
+    """Deletes a response for readers; None without one. True if it runs: the caller must cancel it."""
     parameters = {"tenant": tenant, "id": response_id}
     status = connection.execute(_DELETE, parameters).scalar()
     if status is None:

@@ -1,4 +1,7 @@
-"""Idempotency keys: find, claim, free and expire; each has the digest and response of its first use."""
+"""Idempotency keys: find, claim, free and expire; each has the digest and response of its first use.
+
+Among them are approvals of calls that are spent (`spend`): each names the response that makes the call.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +105,7 @@ _OLD = """
         select from responses r where r.tenant = idempotency_keys.tenant
           and (r.id = response_id or r.id = cast(substring(key from '[0-9a-f]{32}') as uuid))))
 """
-"""Past its lifetime, and no approval (`spent_approvals`) that may be sent again."""
+"""Past its lifetime, and no spent approval that may be sent again."""
 _COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")
 _DELETE_OLD = text(f"""
     delete from idempotency_keys where (tenant, key) in (
@@ -118,3 +121,38 @@ def count_old_keys(connection: Connection) -> int:
 def delete_old_keys(connection: Connection) -> int:
     """Deletes expired idempotency keys, at most `MAX_BATCH_ROWS`; returns how many."""
     return connection.execute(_DELETE_OLD, {"lifetime": KEY_LIFETIME, "limit": MAX_BATCH_ROWS}).rowcount
+
+
+MARK = "\n"
+"""Begins the key of a spent approval, before the approval request's id; no header can have it. The key stays
+as long as the response that asked or the one that makes the call, and for `KEY_LIFETIME` at least."""
+_SPEND = text("""
+    insert into idempotency_keys as k (tenant, key, digest, response_id)
+    values (:tenant, :key, '', :response)
+    on conflict (tenant, key) do update set response_id = k.response_id
+    returning response_id
+""")
+_PASS_ON = text("""
+    update idempotency_keys set response_id = :response where tenant = :tenant and key = :key
+""")
+_OWNER = text("select response_id from idempotency_keys where tenant = :tenant and key = :key")
+
+
+def spend(connection: Connection, tenant: str, approval: str, response: UUID) -> UUID:
+    """Spends an approval for a response, unless it is spent; returns the response that has it.
+
+    Waits for a concurrent transaction that spends the same one.
+    """
+    use = {"tenant": tenant, "key": MARK + approval, "response": response}
+    owner: UUID = connection.execute(_SPEND, use).scalar_one()
+    return owner
+
+
+def pass_on(connection: Connection, tenant: str, approval: str, response: UUID) -> None:
+    """Gives a spent approval to another response."""
+    connection.execute(_PASS_ON, {"tenant": tenant, "key": MARK + approval, "response": response})
+
+
+def owner(connection: Connection, tenant: str, approval: str) -> UUID | None:
+    """The response that an approval is spent for; None if it is not spent."""
+    return connection.execute(_OWNER, {"tenant": tenant, "key": MARK + approval}).scalar()

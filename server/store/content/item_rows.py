@@ -98,10 +98,7 @@ def stored_items_of(items: Sequence[Item]) -> list[NewItem]:
 
 
 def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
-    """Items as parameters of one statement; a history may have hundreds.
-
-    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
-    """
+    """Items as parameters of a statement; long columns are joined, as escaping array elements is slow."""
     return {
         "ids": arrays.literal([item.id for item in new]),
         "types": arrays.literal([item.type for item in new]),

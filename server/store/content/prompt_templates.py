@@ -8,8 +8,6 @@ from sqlalchemy import Connection, text
 
 @dataclass(frozen=True, slots=True)
 class StoredPrompt:
-    """One version of a template."""
-
     tenant: str
     id: str
     version: int
@@ -47,10 +45,7 @@ _DELETE = text("""
 
 
 def put(connection: Connection, tenant: str, prompt: str, content: str, version: int | None) -> int | None:
-    """Creates or replaces a version, or creates the next one; returns its number.
-
-    None if a concurrent transaction has created the next one.
-    """
+    """Creates or replaces a version, or creates the next one; its number, None if somebody else has."""
     parameters = {"tenant": tenant, "id": prompt, "content": content, "version": version}
     stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, parameters).scalar()
     return stored

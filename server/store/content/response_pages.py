@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Select, Text, cast, func, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.protocol.list_pages import PageRequest
 from server.protocol.responses.response import Status
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
@@ -48,17 +49,10 @@ def find_cursor(connection: Connection, tenant: str, response_id: UUID) -> PageC
 
 
 def response_page(
-    connection: Connection,
-    tenant: str,
-    filters: Filters,
-    after: PageCursor | None,
-    limit: int,
-    *,
-    newest_first: bool,
+    connection: Connection, tenant: str, filters: Filters, asked: PageRequest
 ) -> list[StoredResponse]:
-    """At most `limit` of a tenant's responses, ordered by creation time."""
-    listed = select(*STORED_COLUMNS)
-    query = _page_query(listed, tenant, filters, after, limit, newest_first=newest_first).limit(limit)
+    """At most `asked.limit` of a tenant's responses after a PageCursor, ordered by creation time."""
+    query = _page_query(select(*STORED_COLUMNS), tenant, filters, asked).limit(asked.limit)
     return [stored_response(row) for row in connection.execute(query)]
 
 
@@ -70,21 +64,12 @@ class BoundedPage(NamedTuple):
 
 
 def bounded_page(
-    connection: Connection,
-    tenant: str,
-    filters: Filters,
-    after: PageCursor | None,
-    limit: int,
-    most_bytes: int,
-    *,
-    newest_first: bool,
+    connection: Connection, tenant: str, filters: Filters, asked: PageRequest, most_bytes: int
 ) -> BoundedPage:
     """`response_page`, which ends with the response that, with its output, reaches `most_bytes`."""
-    listed = select(_SIZE)
-    query = _page_query(listed, tenant, filters, after, limit, newest_first=newest_first)
-    sizes = list(connection.execute(query).scalars())
-    fitting = min(limit, len(sizes), 1 + sum(total < most_bytes for total in accumulate(sizes)))
-    found = response_page(connection, tenant, filters, after, fitting, newest_first=newest_first)
+    sizes = list(connection.execute(_page_query(select(_SIZE), tenant, filters, asked)).scalars())
+    fitting = min(asked.limit, len(sizes), 1 + sum(total < most_bytes for total in accumulate(sizes)))
+    found = response_page(connection, tenant, filters, asked._replace(limit=fitting))
     return BoundedPage(found, len(sizes) > fitting)
 
 
@@ -97,15 +82,7 @@ _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
 )
 
 
-def _page_query(
-    listed: Select[Any],
-    tenant: str,
-    filters: Filters,
-    after: PageCursor | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> Select[Any]:
+def _page_query(listed: Select[Any], tenant: str, filters: Filters, asked: PageRequest) -> Select[Any]:
     listed = listed.where(responses.c.tenant == tenant, READABLE)
     if filters.model is not None:
         listed = listed.where(responses.c.model == filters.model)
@@ -114,7 +91,6 @@ def _page_query(
     if filters.completions:
         listed = listed.where(responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES))
     if filters.metadata:
-        asked = msgspec.json.encode(filters.metadata).decode()
-        listed = listed.where(responses.c.metadata.contains(cast(literal(asked), JSONB)))
-    order = (responses.c.created_at, responses.c.id)
-    return page(listed, order, after, limit, descending=newest_first)
+        pairs = msgspec.json.encode(filters.metadata).decode()
+        listed = listed.where(responses.c.metadata.contains(cast(literal(pairs), JSONB)))
+    return page(listed, (responses.c.created_at, responses.c.id), asked)

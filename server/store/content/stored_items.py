@@ -9,6 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
+from server.protocol.list_pages import PageRequest
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, adding
 from server.store.tables import READABLE, items, responses
@@ -176,18 +177,11 @@ def item_position(connection: Connection, of: ItemList, tenant: str, owner: UUID
 
 
 def item_page(
-    connection: Connection,
-    of: ItemList,
-    tenant: str,
-    owner: UUID,
-    after: int | None,
-    limit: int,
-    *,
-    newest_first: bool,
-    most_bytes: int,
+    connection: Connection, of: ItemList, tenant: str, owner: UUID, asked: PageRequest, most_bytes: int
 ) -> PayloadPage:
-    """At most `limit` items after a position; the page ends with the item that reaches `most_bytes`."""
-    parameters = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
-    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, parameters).all()
-    payloads = [row.payload for row in rows[:limit]]
+    """At most the limit of items after a position; the page ends with the item that reaches `most_bytes`."""
+    parameters = {"tenant": tenant, "id": owner, "after": asked.after, "limit": asked.limit + 1}
+    query = of.newest_first if asked.newest_first else of.oldest_first
+    rows = connection.execute(query, {**parameters, "most_bytes": most_bytes}).all()
+    payloads = [row.payload for row in rows[: asked.limit]]
     return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))

@@ -73,7 +73,6 @@ def cancel_all(connection: Connection, tenant: str, limit: int) -> int:
 
 
 def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
-    """A tenant's unfinished responses, at most `limit`."""
     return list(connection.scalars(_UNFINISHED, {"tenant": tenant, "limit": limit}))
 
 
@@ -139,10 +138,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
 
 
 def _remove(connection: Connection, subject: Subject, ids: Collection[UUID], own: Collection[UUID]) -> int:
-    """Removes locked responses with their items, events and uses of pictures.
-
-    The ledger's lines of `own` become anonymous, or go with a tenant whose usage is not kept.
-    """
+    """Removes locked responses; the ledger's lines of `own` become anonymous, or go as well."""
     if not ids:
         return 0
     _remove_logs(connection, subject.tenant, ids)

@@ -115,9 +115,7 @@ WORDS_LOCK_SECONDS = 60.0
 
 
 def index_words(url: str) -> None:
-    """Builds the index partition by partition, beside traffic; a repeated call goes on where one has failed.
-    `url` leads to a session, not to a pooler. Raises DatabaseError.
-    """
+    """Builds the index by partition, beside traffic; a repeated call goes on. Raises DatabaseError."""
 
     def make(session: Connection, left: float) -> None:
         connection = session.execution_options(isolation_level="AUTOCOMMIT")

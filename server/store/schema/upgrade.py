@@ -150,10 +150,7 @@ def _alembic() -> Config:
 def compare(
     found: str | None, known: Collection[str], newest: str, recorded: dict[str, str] | None
 ) -> SchemaState:
-    """The state of a database at the revision `found`, for a release with the revisions `known`. Pure.
-
-    `recorded` has the oldest code by revision, or is None for a database without the table.
-    """
+    """The state of a database at the revision `found`, for a release that knows others. Pure."""
     if found == newest:
         return "current"
     if found is None or found in known:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
+from server.protocol.list_pages import ALL, PageRequest
 from server.store.database import lock
 from server.store.keyset_page import rows_after
 from server.store.tables import webhook_endpoints
@@ -82,20 +83,11 @@ def get(
     return _endpoint(row) if row else None
 
 
-def list_page(
-    connection: Connection,
-    tenant: str | None,
-    after: UUID | None = None,
-    limit: int | None = None,
-    *,
-    newest_first: bool = False,
-) -> list[StoredEndpoint]:
-    """The endpoints that come after one, by age; one more than `limit`, or all. Raises InvalidRequest if
-    there is no endpoint `after`.
-    """
+def list_page(connection: Connection, tenant: str | None, asked: PageRequest = ALL) -> list[StoredEndpoint]:
+    """The endpoints after one, by age; one more than the limit. Raises InvalidRequest for an unknown one."""
     query = _SELECT if tenant is None else _SELECT.where(_COLUMNS.tenant == tenant)
     order, kind = (_COLUMNS.created_at, _COLUMNS.id), "a webhook endpoint"
-    rows = rows_after(connection, query, order, after, limit, descending=newest_first, among=query, kind=kind)
+    rows = rows_after(connection, query, order, asked, among=query, kind=kind)
     return [_endpoint(row) for row in rows]
 
 

@@ -1,4 +1,5 @@
-"""The outbox of webhooks: `enqueue` with a response's end, claims, results of attempts, giving up, retention.
+"""The outbox of webhooks: `enqueue` with a response's end, claims, results of attempts, giving up, retention;
+deliveries as operators see them: lists, and attempts made anew.
 
 A delivery waits while `next_attempt_at` is set. A claim moves that time to its own end, so that the delivery
 of a replica that dies is due again then. An attempt's number fences its result: a failure that is reported
@@ -8,14 +9,16 @@ after another replica has claimed the delivery changes nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import ColumnElement, Connection, and_, func, select, text, update
 
+from server.protocol.list_pages import PageRequest
 from server.store import arrays
 from server.store.content.responses import ResponseKey
-from server.store.keyset_page import distinct
+from server.store.keyset_page import distinct, rows_after
+from server.store.tables import webhook_deliveries
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""
@@ -112,18 +115,13 @@ _CLAIM = text("""
 
 
 def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
-    """Claims due deliveries for `lease`, of each endpoint as many as `room` says.
-
-    They are taken in turns by tenant, and within a tenant by endpoint.
-    """
+    """Claims due deliveries for `lease`, as many of each endpoint as `room` says, in turns by tenant."""
     parameters = {"limit": limit, "lease": lease, "endpoints": list(room), "room": list(room.values())}
     return [Claimed(*row) for row in connection.execute(_CLAIM, parameters)]
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """The result of an attempt."""
-
     tenant: str
     id: UUID
     attempt: int
@@ -192,10 +190,7 @@ _GIVE_UP = text(f"""
 
 
 def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
-    """Gives up what waits for deleted endpoints, what is late, and an endpoint's oldest beyond `most`.
-
-    A batch of it: there may be more unless the result is empty.
-    """
+    """Gives up a batch of what waits for deleted endpoints, is late, or is beyond an endpoint's `most`."""
     return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
 
 
@@ -232,3 +227,82 @@ def read_pending(connection: Connection) -> Pending:
     """The waiting deliveries, counted up to MAX_COUNTED, and the delay of the oldest."""
     count, seconds = connection.execute(_PENDING, {"most": MAX_COUNTED}).one()
     return Pending(count, max(0.0, float(seconds)))
+
+
+DeliveryState = Literal["pending", "delivered", "given_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDelivery:
+    """A delivery's row."""
+
+    tenant: str
+    id: UUID
+    endpoint_id: UUID
+    event_id: UUID
+    response_id: UUID
+    type: str
+    created_at: datetime
+    attempts: int
+    next_attempt_at: datetime | None
+    last_attempt_at: datetime | None
+    last_status: int | None
+    last_error: str | None
+    delivered_at: datetime | None
+    given_up_at: datetime | None
+
+    @property
+    def state(self) -> DeliveryState:
+        if self.delivered_at is not None:
+            return "delivered"
+        return "pending" if self.given_up_at is None else "given_up"
+
+
+_COLUMNS = webhook_deliveries.c
+_SELECT = select(*(_COLUMNS[name] for name in StoredDelivery.__dataclass_fields__))
+_STATES: dict[DeliveryState, ColumnElement[bool]] = {
+    "pending": _COLUMNS.next_attempt_at.is_not(None),
+    "delivered": _COLUMNS.delivered_at.is_not(None),
+    "given_up": and_(_COLUMNS.given_up_at.is_not(None), _COLUMNS.delivered_at.is_(None)),
+}
+STATES: tuple[DeliveryState, ...] = tuple(_STATES)
+
+
+def list_page(
+    connection: Connection,
+    tenant: str,
+    endpoint: UUID,
+    state: DeliveryState | None,
+    asked: PageRequest,
+) -> list[StoredDelivery]:
+    """An endpoint's deliveries after one, by age; one more than the limit. Raises InvalidRequest."""
+    of_endpoint = _SELECT.where(_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint)
+    query = of_endpoint if state is None else of_endpoint.where(_STATES[state])
+    order, kind = (_COLUMNS.created_at, _COLUMNS.id), "a delivery of this webhook endpoint"
+    rows = rows_after(connection, query, order, asked, among=of_endpoint, kind=kind)
+    return [StoredDelivery(**row._mapping) for row in rows]
+
+
+def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:
+    """Makes a delivery due now, or without one the newest that were given up; returns how many."""
+    chosen = _STATES["given_up"] if delivery is None else _COLUMNS.id == delivery
+    newest = (
+        select(_COLUMNS.tenant, _COLUMNS.id)
+        .where(_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, chosen)
+        .order_by(_COLUMNS.created_at.desc())
+        .limit(limit)
+        .with_for_update(skip_locked=delivery is None)
+        .cte("newest")
+    )
+    again = (
+        update(webhook_deliveries)
+        .where(_COLUMNS.tenant == newest.c.tenant, _COLUMNS.id == newest.c.id)
+        .values(
+            next_attempt_at=func.clock_timestamp(),
+            give_up_at=func.clock_timestamp() + RETRIED_FOR,
+            delivered_at=None,
+            given_up_at=None,
+            last_error=None,
+        )
+    )
+    return connection.execute(again).rowcount

@@ -7,11 +7,10 @@ import msgspec
 from server.delivery.stored_responses import find_response
 from server.generation.run import Run
 from server.maintenance import retention
-from server.store import log_read
+from server.store import log_read, transfer
 from server.store.content import deletion
 from server.store.erasure.subject import Subject
 from server.store.log_append import MAX_FOLDED_AT_END
-from server.store.transfer import read_rows
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, say
 from tests.support.invariants import find
@@ -34,8 +33,8 @@ def end_long(bench: Bench) -> Run:
 
 def streams_exported(bench: Bench) -> list[tuple[UUID, int]]:
     """The responses whose events an export has, and their last events."""
-    with read_rows.export_snapshot(bench.database) as connection:
-        streams = read_rows.rows(connection, Subject(TENANT, None), "response.stream")
+    with transfer.export_snapshot(bench.database) as connection:
+        streams = transfer.rows(connection, Subject(TENANT, None), "response.stream")
         found = [(id_, last, log_read.parse_folded(body)) for id_, last, _, body, _, _ in streams]
     assert all(sum(row.n for row in rows) == last + 1 for _, last, rows in found)
     return [(id_, last) for id_, last, _ in found]

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from server.protocol.list_pages import PageRequest
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import Entry, EntryFilter
 from server.store.database import Connection, Database, clock
@@ -12,7 +13,7 @@ SOURCES = sorted((Path(__file__).parents[3] / "server").rglob("*.py"))
 
 
 def oldest_first(connection: Connection, **conditions: Any) -> list[Entry]:
-    entries = audit_trail.entries_page(connection, EntryFilter(**conditions), None, 100, newest_first=False)
+    entries = audit_trail.entries_page(connection, EntryFilter(**conditions), PageRequest(limit=100))
     assert entries is not None
     return entries
 
@@ -62,7 +63,7 @@ def test_entries_are_selected_by_tenant_action_and_age_and_the_newest_come(datab
         assert targets(action="key.") == ["0", "1"]
         assert targets(action="key_") == ["2"]
         assert targets(since=clock(connection) - timedelta(hours=1)) == ["1", "2", "3"]
-        newest = audit_trail.entries_page(connection, EntryFilter(), None, 1, newest_first=True)
+        newest = audit_trail.entries_page(connection, EntryFilter(), PageRequest(None, 1, newest_first=True))
         assert newest is not None
         assert [entry.target for entry in newest] == ["3", "2"]
 

@@ -7,7 +7,7 @@ import psycopg
 
 from server.maintenance.retention import Purged, expired_conversations, purge_conversations
 from server.protocol.ids import new_uuid
-from server.store.content import conversation_expiry, conversations, images, storage_usage
+from server.store.content import conversations, images, storage_usage
 from server.store.content.images import NewImage
 from server.store.content.item_rows import stored_item
 from server.store.database import Database
@@ -122,9 +122,9 @@ def test_a_conversation_that_somebody_has_locked_stays(database: Database) -> No
 
 def test_all_pages_are_looked_at(database: Database, monkeypatch: object) -> None:
     made = {make(database, f"tenant-{number}", days=9) for number in range(5)}
-    after, found = conversation_expiry.FIRST, set[UUID]()
+    after, found = conversations.FIRST, set[UUID]()
     with database.begin() as connection:
-        page = conversation_expiry.expired_after(connection, 7, after)
+        page = conversations.expired_after(connection, 7, after)
         found |= {key.id for key in page.expired}
     assert found == made
     assert page.last is None

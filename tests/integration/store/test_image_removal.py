@@ -11,11 +11,9 @@ from server.protocol.ids import new_uuid
 from server.store.content import (
     conversations,
     deletion,
-    image_removal,
     images,
 )
-from server.store.content.image_removal import RemovedImages
-from server.store.content.images import ImageUse
+from server.store.content.images import ImageUse, RemovedImages
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from tests.support.builders import TENANT, register
@@ -127,11 +125,11 @@ def test_two_removals_at_the_same_time_leave_no_picture_without_a_use(
     for node in nodes[:2]:
         delete(database, node)
     with database.begin() as one:
-        assert image_removal.remove_unused(one) == RemovedImages(0, False), "two items name it"
+        assert images.remove_unused(one) == RemovedImages(0, False), "two items name it"
         for node in nodes[2:]:
             delete(database, node)
         with database.begin() as two:
-            assert image_removal.remove_unused(two).images == 0
+            assert images.remove_unused(two).images == 0
     assert remove_images(database) == 1
 
 
@@ -159,7 +157,7 @@ def test_a_use_of_a_picture_that_is_being_removed_stores_it_again(database: Data
             done.append(store(connection, replica, PNG))
 
     with database.begin() as connection:
-        assert image_removal.remove_unused(connection).images == 1
+        assert images.remove_unused(connection).images == 1
         inserting = threading.Thread(target=insert)
         inserting.start()
         eventually(lambda: waiting(database))
@@ -250,7 +248,7 @@ def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(database: Database, 
     batches = []
     while True:
         with database.begin() as connection:
-            batch = image_removal.remove_unused(connection, max_bytes=2 * len(PNG) + 2)
+            batch = images.remove_unused(connection, max_bytes=2 * len(PNG) + 2)
         if not batch.more:
             break
         batches.append(batch.images)
@@ -262,7 +260,7 @@ def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(database: Database, 
     left = []
     for _ in range(3):
         with database.begin() as connection:
-            image_removal.remove_unused(connection, max_uses=3)
+            images.remove_unused(connection, max_uses=3)
         left.append((count(database), count(database, "item_images")))
     assert left == [(1, 4), (1, 1), (0, 0)]
 

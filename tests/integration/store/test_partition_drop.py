@@ -18,7 +18,7 @@ from server.store.content.images import NewImage
 from server.store.database import Database, clock
 from server.store.database_roles import create_roles, create_user
 from server.store.disk_space import Disk
-from server.store.schema import partition_removal
+from server.store.schema import partitions
 from server.store.schema.partitions import HOUR, TimeRange, ranged_partitions
 from tests.integration.store.test_retention import TABLES, end, left, plant
 from tests.migration.test_schema import query
@@ -43,7 +43,7 @@ def other(other_database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition of a few rows is worth dropping."""
-    monkeypatch.setattr(partition_removal, "MIN_DUE", 1)
+    monkeypatch.setattr(partitions, "MIN_DUE", 1)
 
 
 class Killed(Exception):
@@ -165,14 +165,14 @@ def test_a_response_that_goes_on_from_a_detached_one_gets_its_history_back(
     with database.begin() as connection:
         insert_response(connection, replica, id=first, inputs=["said"], lifetime=timedelta(days=-1))
         end(connection, replica, first)
-    detach = partition_removal.detach
+    detach = partitions.detach
 
     def accept_first(*arguments: object) -> None:
         with database.begin() as connection:
             late.append(plant(connection, replica, previous=first, expired=False))
         detach(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(partition_removal, "detach", accept_first)
+    monkeypatch.setattr(partitions, "detach", accept_first)
     PartitionDrop(database, DAYS, 0, 0).run()
     with database.begin() as connection:
         assert len(stored_items.chain_items(connection, TENANT, late[0])) == 2

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from server.protocol.ids import new_uuid
+from server.protocol.list_pages import PageRequest
 from server.store.content import response_pages
 from server.store.content.response_pages import Filters, PageCursor
 from server.store.database import Connection, Database
@@ -30,7 +31,7 @@ def walk(connection: Connection, *, newest_first: bool) -> list[UUID]:
     found: list[UUID] = []
     after: PageCursor | None = None
     while page := response_pages.response_page(
-        connection, TENANT, Filters(), after, 2, newest_first=newest_first
+        connection, TENANT, Filters(), PageRequest(after, 2, newest_first)
     ):
         found += [stored.id for stored in page]
         after = PageCursor(page[-1].created_at, page[-1].id)
@@ -85,5 +86,5 @@ def rows_read(connection: Connection, filters: Filters, after: PageCursor | None
         " from pg_partition_tree('responses') where isleaf"
     )
     before = connection.execute(counted).scalar_one()
-    response_pages.response_page(connection, TENANT, filters, after, 21, newest_first=True)
+    response_pages.response_page(connection, TENANT, filters, PageRequest(after, 21, newest_first=True))
     return int(connection.execute(counted).scalar_one() - before)

@@ -11,7 +11,7 @@ from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.items import InputText, Message, OutputText
 from server.protocol.responses.response import ResponseFacts
 from server.store.administration import ledger
-from server.store.content import deletion, response_insert, responses, storage_usage, stored_items
+from server.store.content import deletion, responses, storage_usage, stored_items
 from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import OwnershipLost
@@ -249,7 +249,7 @@ def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
     given = [stored_item(make_message(response, 0, "Hello"))]
     with database.begin() as connection:
         follower = make_row(response, clock(connection), previous_id=previous)
-        assert not response_insert.insert(connection, follower, given, events, replica)
+        assert not responses.insert(connection, follower, given, events, replica)
     with database.begin() as connection:
         for table, name in (
             ("responses", "id"),
@@ -261,7 +261,5 @@ def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
         bytes_before = storage_usage.total(connection, TENANT)
         readable = new_uuid()
         insert_response(connection, replica, id=readable)
-        assert response_insert.insert(
-            connection, replace(follower, previous_id=readable), given, events, replica
-        )
+        assert responses.insert(connection, replace(follower, previous_id=readable), given, events, replica)
         assert storage_usage.total(connection, TENANT) > bytes_before

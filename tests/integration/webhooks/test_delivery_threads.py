@@ -11,9 +11,10 @@ import pytest
 
 from server.outbound_http.guarded_http import Lookup
 from server.protocol.ids import response_id, webhook_id
+from server.protocol.list_pages import PageRequest
 from server.sealing.cipher import Seal
 from server.store.database import Database
-from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks import endpoints, outbox
 from server.webhooks import delivery_threads as sending
 from server.webhooks.delivery_attempt import WebhookClient
 from server.webhooks.delivery_threads import WebhookSender
@@ -297,9 +298,7 @@ def test_an_endpoint_that_is_disabled_gets_what_waited_when_it_is_enabled_again(
         sender.thread.wake()
         eventually(lambda: all_delivered(database))
     with database.begin() as connection:
-        page = delivery_lists.list_page(
-            connection, "acme", endpoint.id, "delivered", None, 10, newest_first=True
-        )
+        page = outbox.list_page(connection, "acme", endpoint.id, "delivered", PageRequest(limit=10))
         assert len(page) == 1
 
 

@@ -11,7 +11,7 @@ from server.sealing.cipher import Seal
 from server.store.content import deletion
 from server.store.content.responses import ResponseKey
 from server.store.database import Database
-from server.store.webhooks import delivery_lists, endpoints, outbox
+from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
 from tests.support.builders import TENANT, register
 from tests.support.webhooks import change, deliveries, end_response, make_endpoint
@@ -254,10 +254,10 @@ def test_what_was_given_up_is_delivered_again_on_request(database: Database) -> 
         " where delivered_at is null",
     )
     with database.begin() as connection:
-        assert delivery_lists.redeliver(connection, TENANT, endpoint, None, 1) == 1
-        assert delivery_lists.redeliver(connection, TENANT, endpoint, None, 10) == 1
-        assert delivery_lists.redeliver(connection, TENANT, endpoint, first.id, 10) == 1
-        assert delivery_lists.redeliver(connection, "other", endpoint, first.id, 10) == 0
+        assert outbox.redeliver(connection, TENANT, endpoint, None, 1) == 1
+        assert outbox.redeliver(connection, TENANT, endpoint, None, 10) == 1
+        assert outbox.redeliver(connection, TENANT, endpoint, first.id, 10) == 1
+        assert outbox.redeliver(connection, "other", endpoint, first.id, 10) == 0
     assert len(claim_all(database, [endpoint])) == 3
 
 

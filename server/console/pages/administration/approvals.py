@@ -5,6 +5,7 @@ from server.console.console_request import ConsoleRequest, pages
 from server.http.asgi.answers import Answer
 from server.protocol import ids
 from server.protocol.administration.requests import AnswerApproval
+from server.protocol.list_pages import PageRequest
 from server.store.administration.tenants import caller_for
 from server.store.administration.waiting_approvals import waiting_page
 
@@ -15,7 +16,7 @@ MAX_ROWS = 200
 def index(console: ConsoleRequest) -> Answer:
     tenant = console.argument("tenant") or None
     rows = console.database.read(
-        lambda connection: waiting_page(connection, tenant, None, MAX_ROWS, descending=False)
+        lambda connection: waiting_page(connection, tenant, PageRequest(limit=MAX_ROWS))
     )
     approvals = [approval_object(row) for row in rows[:MAX_ROWS]]
     return console.page("administration/approvals.html", approvals=approvals, more=len(rows) > MAX_ROWS)

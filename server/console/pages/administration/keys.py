@@ -14,6 +14,7 @@ from server.http.asgi.answers import Answer
 from server.http.handlers.administration import KEY_STATES
 from server.http.query_and_headers import one_of
 from server.protocol.administration.requests import CreateKey, RevokeKey, RotateKey, UpdateKey
+from server.protocol.list_pages import PageRequest
 from server.store.administration import stored_keys
 
 PAGE_ROWS = 100
@@ -26,7 +27,8 @@ def index(console: ConsoleRequest) -> Answer:
     tenant, after = (console.argument(name) or None for name in ("tenant", "after"))
     state = one_of(console.request, "state", KEY_STATES)
     with console.database.begin() as connection:
-        stored = stored_keys.list_page(connection, tenant, state, after, PAGE_ROWS)
+        asked = PageRequest(after, PAGE_ROWS, newest_first=True)
+        stored = stored_keys.list_page(connection, tenant, state, asked)
         listed = key_changes.key_objects(connection, stored[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",

@@ -5,6 +5,7 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.forms import form_fields, read_form
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import SetPrice
+from server.protocol.list_pages import PageRequest
 from server.store.administration import model_prices as stored_prices
 
 MAX_ROWS = 500
@@ -14,7 +15,7 @@ MAX_ROWS = 500
 def index(console: ConsoleRequest) -> Answer:
     model = console.argument("model") or None
     rows = console.database.read(
-        lambda connection: stored_prices.list_page(connection, model, None, MAX_ROWS, descending=False)
+        lambda connection: stored_prices.list_page(connection, model, PageRequest(limit=MAX_ROWS))
     )
     return console.page(
         "administration/prices.html",

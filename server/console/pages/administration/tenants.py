@@ -19,6 +19,7 @@ from server.http.handlers.webhooks import OVERLAP
 from server.maintenance.erasure import Outcome
 from server.protocol.administration.requests import CreateTenant, Erase, UpdateKey, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
+from server.protocol.list_pages import PageRequest
 from server.protocol.webhook_objects import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
@@ -67,7 +68,7 @@ def show(console: ConsoleRequest) -> Answer:
     rows, newest_keys, hooks = console.database.read(
         lambda connection: (
             listed.tenant_rows(connection, tenant=name),
-            stored_keys.list_page(connection, name, limit=KEY_ROWS),
+            stored_keys.list_page(connection, name, asked=PageRequest(None, KEY_ROWS, newest_first=True)),
             endpoints.list_page(connection, name),
         )
     )

@@ -8,6 +8,7 @@ from server.console.console_request import ConsoleRequest, pages
 from server.http.asgi.answers import Answer
 from server.http.query_and_headers import cursor
 from server.protocol.ids import parse_uuid
+from server.protocol.list_pages import PageRequest
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import ACTIONS, EntryFilter
 from server.store.console.time_limit import limit_time
@@ -26,10 +27,11 @@ def show(console: ConsoleRequest) -> Answer:
     """`after` is the entry that a later page comes after."""
     arguments = console.arguments(FIELDS)
     chosen, after = read_filter(arguments), cursor(console.argument("after"), parse_uuid, "an entry")
+    asked = PageRequest(after, PAGE_ROWS, newest_first=True)
 
     def work(connection: Connection) -> list[audit_trail.Entry]:
         with limit_time(connection):
-            return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
+            return audit_trail.entries_page(connection, chosen, asked)
 
     rows = console.database.read(work)
     shown = rows[:PAGE_ROWS]

@@ -1,6 +1,6 @@
 import pytest
 
-from server.configuration.setting_groups.tokens import (
+from server.configuration.token_settings import (
     DEFAULT_SCOPE_VALUES,
     TokenSettings,
     check_issuer,

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import JSON, JSONB
 
 from server.maintenance import import_lines
 from server.maintenance.import_lines import BadLine, LineReader
-from server.store.transfer.exported_tables import BadValue, from_json, to_json
+from server.store.transfer import BadValue, from_json, to_json
 from tests.support.builders import make_echo
 
 FIRST = {"object": "export", "format": 1, "tenant": "acme"}

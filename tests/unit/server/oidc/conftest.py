@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.configuration.setting_groups.tokens import DEFAULT_SCOPE_VALUES, read_scope_values
+from server.configuration.token_settings import DEFAULT_SCOPE_VALUES, read_scope_values
 from server.errors import NotReady
 from server.http.asgi.endpoint import MAX_ATTEMPTS
 from server.oidc.access_tokens import AccessTokens, TokenIdentity, TokenRules

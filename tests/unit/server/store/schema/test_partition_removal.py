@@ -4,18 +4,20 @@ from itertools import pairwise
 import pytest
 
 from server.store.content.deletion import EVERYTHING, HIGHEST, LOWEST, ExpiredRange
-from server.store.schema.partition_removal import (
+from server.store.schema.partitions import (
     GIVEN_UP_AFTER,
     MAX_DEFAULT_ROWS,
     MAX_MOVED,
     MAX_MOVED_ITEMS,
     MIN_DUE,
+    Partition,
     Survey,
+    TimeRange,
     due_ranges,
     is_dropped,
     row_by_row,
+    time_of,
 )
-from server.store.schema.partitions import Partition, TimeRange, time_of
 
 NOW = datetime(2026, 11, 23, 16, 40, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from server.caller import SCOPES, Scope
 from server.configuration.origins import is_loopback
-from server.configuration.setting_groups.declare import setting
+from server.configuration.setting_groups import setting
 from server.errors import ConfigError
 
 DEFAULT_SCOPE_VALUES = ",".join(f"{scope}=holdfast:{scope}" for scope in SCOPES)

@@ -1,1 +1,0 @@
-"""The settings in groups, one dataclass a group; `Config` inherits them all."""
