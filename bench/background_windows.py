@@ -41,18 +41,19 @@ Latencies = tuple[float, float]
 def run() -> None:
     """Short answers beside 500 background responses with a window of 8h, against without them."""
     with running(SETTINGS) as server:
-        _answers(server, 0, 20)
-        alone = [_answers(server, 0, REQUESTS)]
+        _answers(server, 20)
+        alone = [_answers(server)]
         beside: list[Latencies] = []
         for turn in range(ROUNDS):
             waiting = _queue(server)
-            beside.append(_answers(server, turn, REQUESTS))
+            beside.append(_answers(server))
             left = [response for response in waiting if not _has_ended(server, response)]
+            assert left, "the queue ended before the answers: IDLE_TOKENS is too low"
             if turn + 1 < ROUNDS:
                 _cancel(server, left)
             else:
                 eventually(partial(_are_whole, server, waiting), within=600)
-            alone.append(_answers(server, turn, REQUESTS))
+            alone.append(_answers(server))
             print(f"  {_shown(beside[-1])} beside, {_shown(alone[-1])} after; {len(left)} left", flush=True)
     print(f"  all {IDLE_RESPONSES} of the last round ended with all of their tokens")
     for place, name in enumerate(("p50", "p99")):
@@ -106,9 +107,9 @@ def _are_whole(server: ServerProcess, responses: Sequence[str]) -> bool:
     return all(a["status"] == "incomplete" and a["usage"]["output_tokens"] == IDLE_TOKENS for a in answers)
 
 
-def _answers(server: ServerProcess, seed: int, count: int) -> Latencies:
+def _answers(server: ServerProcess, count: int = REQUESTS) -> Latencies:
     """The median and the 99th percentile of so many answers, in milliseconds."""
-    chance = random.Random(seed)  # noqa: S311 - of arrivals
+    chance = random.Random(0)  # noqa: S311 - of arrivals, the same in each phase
     with httpx.Client(limits=httpx.Limits(max_connections=64)) as client, ThreadPoolExecutor(32) as pool:
 
         def ask(number: int) -> float:
@@ -127,4 +128,4 @@ def _answers(server: ServerProcess, seed: int, count: int) -> Latencies:
             time.sleep(chance.expovariate(PER_SECOND))
             asked.append(pool.submit(ask, number))
         latencies = sorted(answer.result() for answer in asked)
-    return latencies[count // 2], latencies[count * 99 // 100]
+    return statistics.median(latencies), latencies[-(-count * 99 // 100) - 1]

@@ -5,23 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.protocol.responses.items import (
-    ApplyPatchCall,
-    CodeInterpreterCall,
-    CustomToolCall,
     Execution,
-    FunctionCall,
+    HostedCall,
     Item,
     ListedTool,
-    LocalShellCall,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     Message,
+    PairedCall,
     Reasoning,
-    ShellCall,
-    ToolSearchCall,
-    WebSearchCall,
 )
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import TOOL_SEARCH, ClientTool, McpTool, Tool, ToolSearchTool
@@ -125,6 +119,9 @@ class PendingToolWork:
     turn: int
     """The number of the turn that has ended; the first is 0."""
     output_tokens: int
+    """Of all turns."""
+    dropped_items: int
+    """Items that the prompt of the turn that has ended left out."""
 
 
 def hosted_tools_of(
@@ -182,11 +179,9 @@ def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
             case McpApprovalRequest():
                 requests[item.id] = item
                 before_output = True
-            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
+            case Message(role="assistant") | Reasoning():
                 before_output = True
-            case McpCall() | CodeInterpreterCall() | WebSearchCall() | ToolSearchCall():
-                before_output = True
-            case ShellCall() | LocalShellCall() | ApplyPatchCall():
+            case _ if isinstance(item, PairedCall | HostedCall):
                 before_output = True
     allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
     return [requests[name] for name in allowed]

@@ -252,6 +252,7 @@ class Run:
             tuple(self.output),
             self.turn,
             sum(turn.output for turn in self._turn_usages),
+            self._dropped_items,
         )
 
     def take_tool_work(self) -> PendingToolWork | None:

@@ -118,16 +118,11 @@ class ToolLoop:
             return
         goes_on = used_container(tool_work.output)
         for due in tool_work.calls:
-            begin_call: Callable[[], None] = partial(self._begin_call, turns, due, goes_on=goes_on)
-            if is_retry and not due.repeatable:
-                stopped = ToolCallFinished(response, due.index, failed_result(STOPPED))
-                begin_call = partial(self._deliver, [stopped])
-            if due.call.server_label == TOOL_SEARCH:
-                self._submit(self._search, turns, due)
-            elif due.call.approval_request_id is None:
-                begin_call()
+            begin_call = partial(self._begin_call, turns, due, goes_on=goes_on, is_retry=is_retry)
+            if due.call.server_label == TOOL_SEARCH or due.call.approval_request_id is not None:
+                self._submit(begin_call)  # it takes a moment to know the result
             else:
-                self._submit(self._begin_approved, turns, due, begin_call)
+                begin_call()
         if tool_work.calls:
             return
         if self._holds_background and turns.resolved.request.background:
@@ -163,32 +158,9 @@ class ToolLoop:
             self._closed = True
         self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin_approved(self, turns: TurnBuilder, due: DueCall, begin_call: Callable[[], None]) -> None:
-        """Begins a call, unless its approval is spent: then it has the first one's result."""
-        try:
-            result = self._earlier_result(turns.resolved.tenant, turns.response, due.call)
-        except Exception:
-            fields = response_fields(turns.response, turns.resolved.tenant)
-            log.exception("an approval of %s cannot be looked up", fields["response_id"], extra=fields)
-            result = failed_result(BROKE)
-        if result is None:
-            begin_call()
-        else:
-            self._deliver([ToolCallFinished(turns.response, due.index, result)])
-
-    def _search(self, turns: TurnBuilder, due: DueCall) -> None:
-        """Answers a search for deferred tools."""
-        result = ToolResult()
-        try:
-            result = ToolResult(tools=find_tools(turns.resolved.tools, due.call.arguments))
-        except Exception:
-            fields = response_fields(turns.response, turns.resolved.tenant)
-            log.exception("a search for tools of %s broke", fields["response_id"], extra=fields)
-        self._deliver([ToolCallFinished(turns.response, due.index, result)])
-
-    def _begin_call(self, turns: TurnBuilder, due: DueCall, *, goes_on: bool) -> None:
-        """Begins a call; its result is delivered later. Never waits. The session `goes_on` if the response
-        has made calls in it.
+    def _begin_call(self, turns: TurnBuilder, due: DueCall, *, goes_on: bool, is_retry: bool) -> None:
+        """Begins a call, unless its result is known; delivers the result, later. The session `goes_on` if the
+        response has made calls in it.
         """
         call, began = due.call, monotonic()
         span: Span | None = None
@@ -198,13 +170,11 @@ class ToolLoop:
                 span.end(error=None if outcome.error is None else "tool_error")
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
-        if not due.within_limit:
-            deliver(failed_result(NO_MORE))
-            return
-        if not due.offered:
-            deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
-            return
         try:
+            known = self._known_result(turns, due, is_retry=is_retry)
+            if known is not None:
+                deliver(known)
+                return
             access = turns.credentials_for(call.server_label)
             if goes_on and access.session is None:
                 access = replace(access, session=turns.response.hex)
@@ -231,10 +201,25 @@ class ToolLoop:
 
         future.add_done_callback(end)
 
+    def _known_result(self, turns: TurnBuilder, due: DueCall, *, is_retry: bool) -> ToolResult | None:
+        """The result of a search, or of a call that is not to be made; None of one that is."""
+        call = due.call
+        if call.server_label == TOOL_SEARCH:
+            return ToolResult(tools=find_tools(turns.resolved.tools, call.arguments))
+        if call.approval_request_id is not None:
+            earlier = self._earlier_result(turns.resolved.tenant, turns.response, call)
+            if earlier is not None:
+                return earlier
+        if is_retry and not due.repeatable:
+            return failed_result(STOPPED)
+        if not due.within_limit:
+            return failed_result(NO_MORE)
+        return None if due.offered else failed_result(f"There is no tool {call.name[:100]!r}.")
+
     def _begin_turn(self, facts: RunFacts, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
-            turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
+            turn = turns.next_turn(tool_work)
             request = None if turn is None else turn.engine_request
             if request is not None and not self._reserve_turn(facts, len(request.prompt)):
                 turn = None

@@ -19,8 +19,7 @@ from server.prompting.served_model import LoadedModel
 from server.prompting.write_prompt import characters_of, write_prompt
 from server.protocol.responses.items import (
     ID_PREFIXES,
-    ClientCall,
-    ClientOutput,
+    CallOutput,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -32,9 +31,8 @@ from server.protocol.responses.items import (
     McpApprovalResponse,
     Message,
     OtherItem,
+    PairedCall,
     SettingsItem,
-    ToolSearchCall,
-    ToolSearchOutput,
     awaits_client,
     item_type,
     plain_text,
@@ -42,8 +40,6 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
-_Call = FunctionCall | CustomToolCall | ToolSearchCall | ClientCall
-_CallOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 EXCERPT_CHARACTERS = 200
 """Characters of what is retained that the transcript quotes, to show what an answer refers to."""
 ELLIPSIS = "\n[…]\n"
@@ -104,12 +100,12 @@ def settings_items(items: Sequence[Item]) -> list[Item]:
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
     """Calls without an output and approval requests without an answer, so that they can be answered."""
-    answered = {item.call_id for item in items if isinstance(item, _CallOutput)}
+    answered = {item.call_id for item in items if isinstance(item, CallOutput)}
     answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
     return [
         item
         for item in items
-        if awaits_client(item) and (item.call_id if isinstance(item, _Call) else item.id) not in answered
+        if awaits_client(item) and (item.call_id if isinstance(item, PairedCall) else item.id) not in answered
     ]
 
 
@@ -127,9 +123,9 @@ def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int, 
 def _answered_calls(newest_first: Sequence[Item]) -> Iterator[Sequence[Item]]:
     outputs: dict[str, Item] = {}
     for item in newest_first:
-        if isinstance(item, _CallOutput):
+        if isinstance(item, CallOutput):
             outputs[item.call_id or ""] = item
-        elif isinstance(item, _Call) and (item.call_id or "") in outputs:
+        elif isinstance(item, PairedCall) and (item.call_id or "") in outputs:
             yield item, outputs.pop(item.call_id or "")
         elif isinstance(item, HostedCall):
             yield (item,)

@@ -149,7 +149,9 @@ class _Compaction:
     @property
     def answer(self) -> Prepared:
         """The turn that answers, with a summary cut from the transcript in place of the model's."""
-        return prepare(self._served, replace(self._resolved, items=self._context("").items("")))
+        return prepare(
+            self._served, replace(self._resolved, items=self._context("").items(""), dropped_items=0)
+        )
 
     def turn(self, answer: Prepared, *, answers: bool) -> Prepared:
         """The turn that compacts; with `answers` false the response ends with the compaction."""

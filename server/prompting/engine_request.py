@@ -73,6 +73,8 @@ class ResolvedRequest:
     """History and new input, in order, before the response's own output."""
     response: UUID
     seed: int
+    dropped_items: int = 0
+    """Items that the turn before left out, by `truncation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,15 @@ def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]
 def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
     """Writes the prompt and makes the engine request. Raises ApiError or DecodeFailure."""
     request, moment = resolved.request, moment_of(resolved.response)
-    prompt = write_prompt(served, resolved.tenant, request, resolved.tools, resolved.items, moment)
+    prompt = write_prompt(
+        served,
+        resolved.tenant,
+        request,
+        resolved.tools,
+        resolved.items,
+        moment,
+        dropped_items=resolved.dropped_items,
+    )
     return prepare_from_prompt(served, resolved, prompt)
 
 

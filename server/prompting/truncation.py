@@ -7,30 +7,25 @@ The conversation is cut in steps, at places that depend only on what is before t
 mostly begins as this one's does, and the engine has it in its prefix cache.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from server.model_formats.model_format import ModelFormat, Prompt, PromptError, PromptTooLong
 from server.protocol.responses.items import (
-    ClientCall,
-    ClientOutput,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
+    CallOutput,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     Message,
+    PairedCall,
     Reasoning,
-    ToolSearchCall,
-    ToolSearchOutput,
     encode_item,
     text_of,
 )
 
-_OUTPUTS = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 STEP_SHARE = 3
 """A conversation that is too long loses a third of the room at a time. Of loops whose turns fill a twentieth
 of the room, more than four fifths of the prompts' tokens are then cached."""
@@ -54,29 +49,43 @@ def truncate(
     write: Callable[[Sequence[Item]], Prompt],
     room: int,
     limit: int,
-) -> Prompt | None:
-    """The prompt of the longest end that has at most `room` tokens, to a step; else the shortest one.
+    dropped: int = 0,
+) -> Prompt:
+    """The prompt of all items, or of the longest end that has at most `room` tokens, to a step; else of the
+    shortest one.
 
-    None if that has more than `limit` tokens. A binary search, because a longer conversation has no fewer
-    tokens.
+    Where the turn before left out `dropped` items, this one leaves out no fewer, and no others if that is
+    enough. If not, it is a binary search, because a longer conversation has no fewer tokens. Raises
+    PromptTooLong if writing even the shortest one stopped at the limit.
     """
+
+    def write_from(cut: int) -> Prompt:
+        retained = drop_before(items, cut)
+        return replace(write(retained), dropped_items=len(items) - len(retained))
+
+    def write_within_room(cut: int) -> Prompt | None:
+        try:
+            prompt = write_from(cut)
+        except PromptTooLong:
+            return None
+        return prompt if len(prompt.token_ids) <= room else None
+
+    cuts = [0, *_possible_cuts(items)]
+    before = bisect_left(cuts, dropped, key=lambda cut: len(items) - len(drop_before(items, cut)))
+    cuts = cuts[before:] or cuts[-1:]
+    if (prompt := write_within_room(cuts[0])) is not None:
+        return prompt
     step = limit / STEP_SHARE * _characters_per_token(items, model_format, limit)
-    cuts = stepped_cuts(items, max(1, int(step)))
-    low, high, best = 0, len(cuts) - 1, None
+    stepped = [cut for cut in stepped_cuts(items, max(1, int(step))) if cut > cuts[0]]
+    low, high, best = 0, len(stepped) - 1, None
     while low <= high:
         middle = (low + high) // 2
-        try:
-            prompt = write(drop_before(items, cuts[middle]))
-        except PromptTooLong:
+        prompt = write_within_room(stepped[middle])
+        if prompt is None:
             low = middle + 1
-            continue
-        if len(prompt.token_ids) <= room:
-            best, high = prompt, middle - 1
         else:
-            low = middle + 1
-            if middle == len(cuts) - 1 and len(prompt.token_ids) <= limit:
-                best = prompt
-    return best
+            best, high = prompt, middle - 1
+    return best or write_from(cuts[-1])
 
 
 def stepped_cuts(items: Sequence[Item], step: int) -> list[int]:
@@ -127,11 +136,11 @@ def _ends(items: Sequence[Item]) -> dict[int, int]:
         match item:
             case McpApprovalRequest():
                 begun[item.id] = index
-            case _ if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall | ClientCall):
+            case _ if isinstance(item, PairedCall):
                 begun[item.call_id] = index
             case McpApprovalResponse() | McpCall() if item.approval_request_id in begun:
                 ends[begun[item.approval_request_id]] = index
-            case _ if isinstance(item, _OUTPUTS) and item.call_id in begun:
+            case _ if isinstance(item, CallOutput) and item.call_id in begun:
                 ends[begun[item.call_id]] = index
     return ends
 

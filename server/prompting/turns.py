@@ -15,6 +15,7 @@ from engine.request import EngineRequest
 from server.generation.hosted_tools_of_response import (
     HostedTools,
     McpCredentials,
+    PendingToolWork,
     call_limit,
     hosted_tools_of,
 )
@@ -39,7 +40,7 @@ from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
 from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
-from server.protocol.responses.items import HostedCall, Item, ToolSearchCall, encode_item
+from server.protocol.responses.items import Compaction, HostedCall, Item, ToolSearchCall, encode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, ToolSearchTool, read_choice
 from server.sealing.sealed_items import with_tagged_id
@@ -217,14 +218,13 @@ class TurnBuilder:
                 return McpCredentials(tool.server_url, session=tool.container)
         return McpCredentials()
 
-    def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
-        """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.
+    def next_turn(self, work: PendingToolWork) -> NextTurn | None:
+        """The turn after the one that has ended; None if no output tokens or bytes are left. Raises ApiError.
 
-        `output_tokens` is the number that the response has used. A required call is required once only,
-        because a model that must call a tool in each turn never answers. No tool is offered after the
-        request's limit of calls.
+        A required call is required once only, because a model that must call a tool in each turn never
+        answers. No tool is offered after the request's limit of calls.
         """
-        request = self.resolved.request
+        request, output, output_tokens = self.resolved.request, work.output, work.output_tokens
         limit = request.max_output_tokens
         if limit is not None and output_tokens >= limit:
             return None
@@ -238,11 +238,14 @@ class TurnBuilder:
                 tool_choice=self._tool_choice(output),
             ),
             items=[*self.resolved.items, *output],
+            dropped_items=0 if isinstance(output[-1], Compaction) else work.dropped_items,
         )
         prepared = prepare_later_turn(self.served, resolved)
         if prepared.compaction is not None and not prepared.compaction.by_model:
             return NextTurn(None, replace(no_decoding(), compaction=prepared.compaction))
-        engine_request = replace(prepared.engine_request, request_id=f"{resolved.response.hex}.{turn + 1}")
+        engine_request = replace(
+            prepared.engine_request, request_id=f"{resolved.response.hex}.{work.turn + 1}"
+        )
         return NextTurn(engine_request, _turn_decoding_spec(self.served, resolved, prepared))
 
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:

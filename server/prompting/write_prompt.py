@@ -51,12 +51,14 @@ def write_prompt(
     moment: datetime | None = None,
     *,
     max_tokens: int | None = None,
+    dropped_items: int = 0,
 ) -> Prompt:
     """The prompt of a response that was created at `moment`, for templates that show the date.
 
-    With `truncation: "auto"` it has the newest items that leave room for an answer. `max_tokens` replaces the
-    model's context as the limit where tokens are only counted. Raises ApiError or DecodeFailure for what
-    cannot be written, and for a longer prompt.
+    With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least
+    the `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit
+    where tokens are only counted. Raises ApiError or DecodeFailure for what cannot be written, and for a
+    longer prompt.
     """
     context = served.model_info.context_length
     grammar = None if request.structured_outputs is None else structured_output_grammar(request)
@@ -76,7 +78,7 @@ def write_prompt(
     try:
         work = characters + ITEM_CHARACTERS * len(items)
         with served.long_prompts.slot(tenant, work) if work > LONG_CHARACTERS else nullcontext():
-            prompt = write_within(served.model_format, conversation, limit, characters, room)
+            prompt = write_within(served.model_format, conversation, limit, characters, room, dropped_items)
         if prompt.images and request.truncate_prompt_tokens is not None:
             raise InvalidRequest(
                 "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
@@ -114,39 +116,28 @@ def write_within(
     limit: int,
     characters: int,
     room: int | None = None,
+    dropped: int = 0,
 ) -> Prompt:
     """The prompt of a conversation; with `room`, of its newest items if the whole has more tokens.
 
     A conversation with more characters than `limit` tokens can have is not written; `characters` is its
-    number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `room` a prompt
-    may exceed `limit`.
+    number, and `dropped` that of the items that the turn before left out. Raises PromptError, and
+    PromptTooLong if tokenizing stopped at the limit; a prompt may exceed `limit`.
     """
     longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
 
-    def write(retained: Sequence[Item], size: int) -> Prompt:
-        if most is not None and size > most:
+    def write(retained: Sequence[Item]) -> Prompt:
+        if most is not None and characters_of(replace(conversation, items=retained)) > most:
             raise PromptTooLong(limit)
         loaded = with_loaded_tools(conversation, retained) if conversation.tools else conversation
         if not all(isinstance(item, Message) for item in retained):
             retained = items_for_model(retained, partial(describe_found, loaded.tools))
         return model_format.write(replace(loaded, items=retained, max_tokens=limit))
 
-    def write_end(retained: Sequence[Item]) -> Prompt:
-        prompt = write(retained, characters_of(replace(conversation, items=retained)))
-        return replace(prompt, dropped_items=len(conversation.items) - len(retained))
-
-    prompt = None
-    try:
-        prompt = write(conversation.items, characters)
-    except PromptTooLong:
-        if room is None:
-            raise
-    if room is not None and (prompt is None or len(prompt.token_ids) > room):
-        prompt = truncate(conversation.items, model_format, write_end, room, limit) or prompt
-    if prompt is None:
-        raise PromptTooLong(limit)
-    return prompt
+    if room is None:
+        return write(conversation.items)
+    return truncate(conversation.items, model_format, write, room, limit, dropped)
 
 
 def truncate_tokens(

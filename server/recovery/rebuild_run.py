@@ -185,7 +185,7 @@ def _ends(engine_request: EngineRequest | None, token_ids: Sequence[int]) -> boo
 def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest | None:
     tool_work = run.take_tool_work()
     assert tool_work is not None, "a turn that follows calls without results"
-    turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
+    turn = turns.next_turn(tool_work)
     assert turn is not None, "a turn without a token left for it"
     run.next_turn(turn.decoding_spec, turn.prompt_tokens, at)
     return turn.engine_request

@@ -27,19 +27,13 @@ from server.protocol.responses.input import (
 )
 from server.protocol.responses.items import (
     ID_PREFIXES,
-    ClientCall,
-    ClientOutput,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
+    CallOutput,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     Message,
-    ToolSearchCall,
-    ToolSearchOutput,
+    PairedCall,
 )
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.request_input.previous_messages import read_previous
@@ -266,7 +260,7 @@ def _validate_call_outputs(
     """Raises InvalidRequest for an output whose call is in no item, nor sealed in a compaction. Pure."""
     calls = _calls([*history, *new])
     for item in new:
-        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput):
+        if not isinstance(item, CallOutput):
             continue
         if item.call_id is None or item.call_id in calls:
             continue
@@ -278,8 +272,4 @@ def _validate_call_outputs(
 
 
 def _calls(items: Sequence[Item]) -> set[str | None]:
-    return {
-        item.call_id
-        for item in items
-        if isinstance(item, FunctionCall | CustomToolCall | ToolSearchCall | ClientCall)
-    }
+    return {item.call_id for item in items if isinstance(item, PairedCall)}

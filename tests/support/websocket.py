@@ -82,11 +82,9 @@ class WebSocket:
 
     def close(self) -> None:
         """Hangs up as a client that ends orderly."""
-        try:
+        with self._socket, contextlib.suppress(ConnectionError):  # a process that died hears nothing
             if self._connection.state is ConnectionState.OPEN:
                 self._write(self._connection.send(CloseConnection(1000)))
-        finally:
-            self._socket.close()
 
     def send(self, message: Mapping[str, object]) -> None:
         self.send_text(json.dumps(message))
@@ -129,7 +127,8 @@ class WebSocket:
     def _receive(self) -> bool:
         """Takes in what has come; False once there will be nothing more."""
         data = self._socket.recv(1 << 16)
-        self._connection.receive_data(data or None)
+        if data or self._accepted:  # wsproto has no event for a handshake without an answer
+            self._connection.receive_data(data or None)
         for event in self._connection.events():
             match event:
                 case AcceptConnection():

@@ -423,6 +423,9 @@ CLIENT_ID_PREFIXES: dict[type[Any], str] = {
     ApplyPatchCallOutput: "apco",
 }
 
+PairedCall = FunctionCall | CustomToolCall | ToolSearchCall | ClientCall
+"""Calls that are answered by an item with their `call_id`."""
+CallOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput | ClientOutput
 AnsweredByItem = ToolSearchCall | ShellCall
 """Calls whose result is an item of its own, whoever answers them."""
 HostedCall = McpCall | CodeInterpreterCall | WebSearchCall | AnsweredByItem

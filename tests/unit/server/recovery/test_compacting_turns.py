@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from engine.request import TokenUsage
-from server.generation.hosted_tools_of_response import HostedTools, ListedServer, ToolResult
+from server.generation.hosted_tools_of_response import HostedTools, ListedServer, PendingToolWork, ToolResult
 from server.generation.output_decoding import CompactionSpec, DecodingSpec, no_decoding
 from server.generation.run import Run
 from server.generation.run_log import RunLog
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.prompting.turns import NextTurn
 from server.protocol.responses.events import Event, first_events
-from server.protocol.responses.items import Compaction, HostedCall, Item, ListedTool, encode_item
+from server.protocol.responses.items import Compaction, HostedCall, ListedTool, encode_item
 from server.protocol.responses.response import TurnUsage
 from server.recovery.rebuild_run import _replay
 from tests.support.builders import LATER, make_facts
@@ -55,8 +55,9 @@ class Turns:
     def __init__(self, *, by_model: bool) -> None:
         self._by_model = by_model
 
-    def next_turn(self, output: Sequence[Item], turn: int, _output_tokens: int) -> NextTurn:
-        request = make_request(f"r.{turn + 1}", [1] * 8, stop_ids=frozenset({STOP}))
+    def next_turn(self, work: PendingToolWork) -> NextTurn:
+        output = work.output
+        request = make_request(f"r.{work.turn + 1}", [1] * 8, stop_ids=frozenset({STOP}))
         if isinstance(output[-1], Compaction):
             return NextTurn(request, decoding("answer"))
         spec = CompactionSpec(lambda item_id, written: f"{item_id}: {written}", self._by_model, answers=True)
@@ -93,7 +94,7 @@ def go_on(run: Run, turns: Any, recorder: Recorder, fed: int = 0) -> Iterator[Ru
             for due in work.calls:
                 yield recorder.commit(run.finish_call(due.index, ToolResult("Rain."), LATER))
             if not work.calls:
-                turn = turns.next_turn(work.output, work.turn, work.output_tokens)
+                turn = turns.next_turn(work)
                 yield recorder.commit(run.next_turn(turn.decoding_spec, turn.prompt_tokens, LATER))
             fed = 0
             continue
