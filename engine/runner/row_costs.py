@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from engine.runner.forward_check import make_sequence
-from engine.scheduling.drafts import StepSeconds
+from engine.scheduling.drafts import StepCosts
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -21,7 +21,7 @@ def blocks_used(block_size: int) -> int:
     return max(-(-ROWS[-1] // block_size), DRAFTS)
 
 
-def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) -> StepSeconds:
+def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) -> StepCosts:
     """`step` computes a plan and samples its tokens."""
     long = make_sequence([0] * ROWS[-1], 1, block_size)
     del long.tokens[1:]
@@ -43,4 +43,4 @@ def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) ->
     beside = max(shortest.pop(0) - shortest[2 * DRAFTS], 0.0) / (DRAFTS - 1)
     for sequence in (long, *several):
         sequence.blocks = []
-    return StepSeconds(shortest, beside)
+    return StepCosts(shortest, beside)

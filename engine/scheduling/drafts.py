@@ -24,7 +24,7 @@ GrammarPrefix = Callable[[TokenSequence, Sequence[int]], Sequence[int]]
 """The first of these tokens that the sequence's grammar allows next."""
 
 
-class StepSeconds(NamedTuple):
+class StepCosts(NamedTuple):
     of_rows: Mapping[int, float]
     """How long a step of so many rows takes, for at least two numbers; no step with drafts has more rows."""
     of_draft: float = 0.0
@@ -32,7 +32,7 @@ class StepSeconds(NamedTuple):
 
 
 class DraftPlanner:
-    def __init__(self, seconds: StepSeconds, grammar_prefix: GrammarPrefix) -> None:
+    def __init__(self, seconds: StepCosts, grammar_prefix: GrammarPrefix) -> None:
         self._seconds = _interpolate(seconds.of_rows)
         self._draft_seconds = seconds.of_draft
         self._grammar_prefix = grammar_prefix

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.request import EngineRequest, StructuredOutput, ThinkingBudget, TokenLogprobs
-from engine.scheduling.drafts import StepSeconds
+from engine.scheduling.drafts import StepCosts
 from tests.support.engines import Bench, make_request, save_random_model, start_model
 from tests.support.equal_bits import with_equal_bits
 
@@ -71,7 +71,7 @@ def start(model: Path, **settings: Any) -> Bench:
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further rows of a step cost nearly nothing, so that every draft is tried."""
-    free = StepSeconds({1: 1.0, 64: 1.001})
+    free = StepCosts({1: 1.0, 64: 1.001})
     monkeypatch.setattr("engine.runner.row_costs.measure_steps", lambda *_args: free)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.config import SchedulerLimits
-from engine.scheduling.drafts import MAX_DRAFT, DraftPlanner, StepSeconds
+from engine.scheduling.drafts import MAX_DRAFT, DraftPlanner, StepCosts
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
@@ -18,7 +18,7 @@ def sequence(name: str = "a", prompt: list[int] | None = None, max_tokens: int =
 
 
 def planner(seconds: dict[int, float], allowed: int = MAX_DRAFT, draft: float = 0.0) -> DraftPlanner:
-    return DraftPlanner(StepSeconds(seconds, draft), lambda _sequence, tokens: tokens[:allowed])
+    return DraftPlanner(StepCosts(seconds, draft), lambda _sequence, tokens: tokens[:allowed])
 
 
 def count(seconds: dict[int, float], of: TokenSequence, others: int = 0, spare: int = 100) -> int:
