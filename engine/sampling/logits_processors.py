@@ -5,22 +5,25 @@ never over the whole vocabulary. It is a function of the request and its tokens,
 and can be rebuilt from earlier output.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import ChainMap, Counter
+from collections.abc import MutableMapping, Sequence
 from copy import copy
 from functools import cache
 from math import inf
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device_copies import to_device
 from engine.request import EngineRequest, SamplingParams
 from engine.sampling.token_masks import Masks
 
-SPARE_COLUMNS = 64
-"""Free columns of a new table, for tokens to come before it must be rebuilt."""
+CELL = np.dtype([("id", np.int64), ("count", np.float32), ("bias", np.float32)])
+
+SPARE_CELLS = 64
+"""Free cells of a request's first array, for tokens to come before it must grow."""
 
 UNSEEN = -1.0
 """Count of a token that has a bias but occurs neither in prompt nor output."""
@@ -46,17 +49,19 @@ class TokenCounts:
         for token_id, count in Counter(request.prompt[prompt:]).items():
             counts[token_id] = float(count)
         self.sampling = sampling
-        self.ids = list(counts)
-        self.counts = list(counts.values())
-        self.biases = [bias for _, bias in sampling.logit_bias]  # they come first in `ids`, too
-        self.biases += [0.0] * (len(counts) - len(self.biases))
-        self.changed: list[int] = []
-        """Indexes into the lists above, in the order of counting: one for each token counted since."""
+        self._size = len(counts)
+        self._cells = np.zeros(self._size + SPARE_CELLS, CELL)
+        self._cells["id"][: self._size] = list(counts)
+        self._cells["count"][: self._size] = list(counts.values())
+        # Biases come first among the ids, too.
+        self._cells["bias"][: len(sampling.logit_bias)] = [bias for _, bias in sampling.logit_bias]
         self._num_counted = len(request.prompt)
-        self._index_of = {token_id: index for index, token_id in enumerate(self.ids)}
+        self._index_of: MutableMapping[int, int] = {token_id: index for index, token_id in enumerate(counts)}
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @property
+    def cells(self) -> NDArray[np.void]:
+        """One `CELL` for each id."""
+        return self._cells[: self._size]
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """Counts new tokens; `tokens` is prompt and output so far."""
@@ -64,99 +69,69 @@ class TokenCounts:
             self._count(token_id)
         self._num_counted = len(tokens)
 
-    def _count(self, token_id: int) -> None:
-        index = self._index_of.setdefault(token_id, len(self.ids))
-        if index == len(self.ids):
-            self.ids.append(token_id)
-            self.counts.append(0.0)
-            self.biases.append(0.0)
-        self.counts[index] = max(self.counts[index], 0.0) + 1
-        self.changed.append(index)
-
     def followed_by(self, token_id: int) -> "TokenCounts":
-        """A copy that has counted a further token."""
+        """A copy that has counted a further token; to be used until this one counts again."""
         other = copy(self)
-        other.ids, other.counts, other.biases = self.ids.copy(), self.counts.copy(), self.biases.copy()
-        other.changed, other._index_of = [], self._index_of.copy()
+        other._cells = self._cells.copy()
+        other._index_of = ChainMap({}, self._index_of)
         other._count(token_id)
         return other
 
+    def _count(self, token_id: int) -> None:
+        index = self._index_of.setdefault(token_id, self._size)
+        if index == self._size:
+            if index == len(self._cells):
+                self._cells = np.concatenate((self._cells, np.zeros_like(self._cells)))
+            self._cells[index] = (token_id, 0.0, 0.0)
+            self._size += 1
+        counts = self._cells["count"]
+        counts[index] = max(counts[index], 0.0) + 1
 
-class PenaltyTable:
-    """Biases and penalties of a batch as arrays `[rows, columns]`, one column per concerned token.
 
-    Unused columns repeat the row's first token, so that writing them changes nothing.
-    """
+class Penalties:
+    """Biases and penalties of a batch. A row costs as much as it has ids, whatever the others have."""
 
     def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
-        """`rows` are the batch rows of `counts`, whose changes are picked up in each step."""
-        self._rows = rows
+        """`rows` are the batch rows of `counts`, which count on from step to step."""
+        self._rows = np.array(rows, np.int64)
         self._counts = counts
         self._device = device
         params = [own.sampling for own in counts]
         coefficients = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in params]
         self._repeats = any(repetition != 1 for repetition, _, _ in coefficients)
-        self._coefficients = to_device(torch.tensor(coefficients), torch.float32, device).T[:, :, None]
-        self._num_synced = [0] * len(counts)
-        """Number of entries of each row's `changed` that are in the table."""
-        self._cells = np.empty((0, 0), np.int64)
-        self._numbers = np.empty((2, 0, 0), np.float32)
+        self._coefficients = np.array(coefficients, np.float32).T
 
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
 
         Returns the argument for `restore_logits`, or None if nothing was changed.
         """
-        width = max(map(len, self._counts))
-        if width == 0:
+        of_rows = [own.cells for own in self._counts]
+        lengths = [len(cells) for cells in of_rows]
+        if not any(lengths):
             return None
-        if width > self._cells.shape[1]:
-            self._rebuild(width + SPARE_COLUMNS, logits.shape[1])
-        else:
-            self._update(logits.shape[1])
-        cells = to_device(torch.from_numpy(self._cells), torch.long, self._device)
-        count, bias = to_device(torch.from_numpy(self._numbers), torch.float32, self._device)
-        repetition, frequency, presence = self._coefficients
+        cells = np.concatenate(of_rows)
+        places = cells["id"] + np.repeat(self._rows * logits.shape[1], lengths)
+        numbers = np.stack((cells["count"], cells["bias"], *np.repeat(self._coefficients, lengths, axis=1)))
+        index = to_device(torch.from_numpy(places), torch.long, self._device)
+        count, bias, repetition, frequency, presence = to_device(
+            torch.from_numpy(numbers), torch.float32, self._device
+        )
         flat = logits.view(-1)
-        before = flat[cells]
+        before = flat[index]
         value = before + bias
         if self._repeats:
             repetition = repetition.masked_fill(count < 0, 1.0)
             value = (value / repetition).where(value > 0, value * repetition)
         count = count.clamp(min=0)
         value -= frequency * count + presence * count.clamp(max=1)
-        flat[cells] = value
-        return cells, before
-
-    def _rebuild(self, width: int, vocab_size: int) -> None:
-        self._cells = np.empty((len(self._counts), width), np.int64)
-        self._numbers = np.zeros((2, len(self._counts), width), np.float32)
-        self._numbers[0] = UNSEEN
-        for line, (row, own) in enumerate(zip(self._rows, self._counts, strict=True)):
-            size = len(own)
-            self._num_synced[line] = len(own.changed)
-            self._cells[line] = row * vocab_size  # a row that has no token yet leaves this one as it is
-            if size:
-                self._cells[line] += own.ids[0]
-                self._cells[line, :size] = np.array(own.ids) + row * vocab_size
-                self._numbers[:, line] = np.array([[own.counts[0]], [own.biases[0]]])
-                self._numbers[:, line, :size] = own.counts, own.biases
-
-    def _update(self, vocab_size: int) -> None:
-        for line, own in enumerate(self._counts):
-            num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
-            for index in own.changed[num_synced:]:
-                self._cells[line, index] = self._rows[line] * vocab_size + own.ids[index]
-                self._numbers[0, line, index] = own.counts[index]
-                self._numbers[1, line, index] = own.biases[index]
-                if index == 0:  # unused columns repeat it
-                    self._cells[line, len(own) :] = self._cells[line, 0]
-                    self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
+        flat[index] = value
+        return index, before
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
-    cells, before = change
-    logits.view(-1)[cells] = before
+    index, before = change
+    logits.view(-1)[index] = before
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:

@@ -17,7 +17,7 @@ from engine.device_copies import AsyncToHost, to_device
 from engine.executor import RowFailure, SampledToken
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sampling.logits_processors import (
-    PenaltyTable,
+    Penalties,
     TokenCounts,
     changes_logits,
     mask_tokens,
@@ -53,8 +53,8 @@ class SamplingBatch:
         self.rows = rows
         self._token_sampler = TokenSampler([row.sampling for row in rows], vocab_size, device)
         penalized = [(index, row.counts) for index, row in enumerate(rows) if row.counts is not None]
-        self._penalty_table = (
-            PenaltyTable([index for index, _ in penalized], [counts for _, counts in penalized], device)
+        self._penalties = (
+            Penalties([index for index, _ in penalized], [counts for _, counts in penalized], device)
             if penalized
             else None
         )
@@ -83,7 +83,7 @@ class SamplingBatch:
             pending_logprobs = RowLogprobs(
                 self._select_logprob_rows(logits), max(self._logprob_counts), self._padded_logprob_ids
             )
-        changed_logits = self._penalty_table.apply(logits) if self._penalty_table is not None else None
+        changed_logits = self._penalties.apply(logits) if self._penalties is not None else None
         masked_rows = [index for index, row in enumerate(self.rows) if row.masked_ids]
         if masked_rows:
             mask_tokens(logits, masked_rows, [self.rows[index].masked_ids for index in masked_rows])

@@ -19,7 +19,7 @@ from transformers import (
 from engine.executor import RowFailure, SampledToken
 from engine.request import EngineRequest, SamplingParams
 from engine.sampling.logits_processors import (
-    PenaltyTable,
+    Penalties,
     TokenCounts,
     restore_logits,
 )
@@ -56,7 +56,7 @@ def sample(
 
 
 def change_logits(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts]) -> None:
-    PenaltyTable(rows, counts, logits.device).apply(logits)
+    Penalties(rows, counts, logits.device).apply(logits)
 
 
 def changed(logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
@@ -142,6 +142,16 @@ def test_a_long_output_is_counted_when_its_arrays_grow() -> None:
     assert sorted((logits[0] == -1).nonzero()[:, 0].tolist()) == sorted(many[:4000])
 
 
+def test_a_row_with_many_ids_makes_no_other_row_wider() -> None:
+    logits = torch.zeros(32, 5000)
+    counts = [counts_of([], [3, 4], presence_penalty=1.0) for _ in range(31)]
+    change = Penalties(
+        range(32), [*counts, counts_of([], list(range(4000)), presence_penalty=1.0)], logits.device
+    )
+    cells, _ = change.apply(logits) or pytest.fail("nothing was changed")
+    assert len(cells) == 31 * 2 + 4000
+
+
 # transformers
 
 
@@ -209,15 +219,15 @@ def test_what_is_changed_step_by_step_is_what_is_changed_at_once() -> None:
         counts_of(prompt, [], logit_bias=bias, **(fields if row else {"frequency_penalty": 0.5}))
         for row, (prompt, bias) in enumerate(zip(prompts, biases, strict=True))
     ]
-    changes = PenaltyTable(range(4), owners, torch.device("cpu"))
+    changes = Penalties(range(4), owners, torch.device("cpu"))
     texts = [list(prompt) for prompt in prompts]
-    for step in range(200):  # more tokens than there is room for in the first table
+    for step in range(200):  # more tokens than there is room for at first
         logits = logits_of(4, step).repeat(1, 3)
         expected = logits.clone()
         together = logits.clone()
         for row, own in enumerate(owners):
             own.catch_up(texts[row])
-            PenaltyTable([row], [own], logits.device).apply(expected)
+            Penalties([row], [own], logits.device).apply(expected)
             texts[row].append(order.randrange(3 * SIZE))
         change = changes.apply(together)
         assert torch.equal(together, expected)
