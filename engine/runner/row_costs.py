@@ -8,10 +8,10 @@ from engine.scheduling.drafts import StepCosts
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+ROWS = (1, 4, 16, 32, 64)
 FEW_ROWS = (1, 8, 16, 32)
 DRAFTS = 8
-TRIES = 5
+TRIES = 2
 SLOW_SECONDS = 0.1
 """Of a model whose step takes longer, `FEW_ROWS` are tried once."""
 
