@@ -17,7 +17,10 @@ OTHER_ENGINE = (
     "vLLM or llama.cpp may serve it: see --engine vllm and --engine llama-server in docs/engines.md."
 )
 """The way out of a model that the engine of this process does not compute."""
-_AS_GGUF = "holdfast serve FILE.gguf, without --engine model, starts llama-server with it (docs/engines.md)."
+_AS_GGUF = (
+    "holdfast serve FILE.gguf starts llama-server with it, or computes it here if holdfast[gguf] is installed "
+    "(docs/engines.md)."
+)
 _INCOMPLETE = "The download is not complete: fetch the repository's folder again."
 _NO_TEXT = {
     "LMHeadModel": "",
