@@ -57,6 +57,7 @@ VALUES: dict[str, Any] = {
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
     "repetition_penalty": 1.1,
+    "prediction": {"type": "content", "content": "Hello"},
     "request_id": "mine-1",
     "response_format": FORMAT,
     "safety_identifier": "somebody",
