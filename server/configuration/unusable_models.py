@@ -18,7 +18,7 @@ OTHER_ENGINE = (
 )
 """The way out of a model that the engine of this process does not compute."""
 _AS_GGUF = (
-    "holdfast serve FILE.gguf starts llama-server with it, or computes it here if holdfast[gguf] is installed "
+    "holdfast serve FILE.gguf starts llama-server with it, or computes it here with holdfast[gguf] installed "
     "(docs/engines.md)."
 )
 _INCOMPLETE = "The download is not complete: fetch the repository's folder again."
