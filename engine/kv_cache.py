@@ -88,7 +88,7 @@ class ContiguousBuffer:
     """Per layer `[rows, capacity, heads, size]`, as are the values."""
     values: list[Tensor] = field(default_factory=list)
     chunks: list[ScheduledChunk] = field(default_factory=list)
-    """What was last written to the first rows; further rows are free."""
+    """For each row in use, the chunk whose keys and values were written last. Later rows are free."""
     blocks: list[list[int]] = field(default_factory=list)
     """The list object of each of these requests; one that has another now was preempted since."""
 

@@ -78,7 +78,7 @@ class PrepackedLinear(nn.Linear):
         elements = hidden.numel()
         if elements <= self._max_unpacked_elements:
             return linear(hidden, self.weight, self.bias)
-        if not self._widths:
+        if not self._widths or elements <= PRODUCT_ROWS * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
         return self._compute_in_order(rows).view(*hidden.shape[:-1], self.out_features)
@@ -172,7 +172,10 @@ class ConvolutionTrials:
         self._known: dict[tuple[int, int, bool], tuple[int, ...]] = {}
 
     def usable_widths(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-        """Of `PICTURE_WIDTHS`, for the weights of a layer, packed for both; none if bits differ."""
+        """The `PICTURE_WIDTHS` that can be used for a layer, whose weights are given packed for each way.
+
+        They are none if a convolution's bits differ from the product's, or if it is slow.
+        """
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
         if key not in self._known:
@@ -207,7 +210,7 @@ def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) ->
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
-    """Of this thread, the least of three tries."""
+    """The CPU time that one call takes of this thread: the least of three tries."""
     tries = []
     for _ in range(3):
         begin = thread_time()

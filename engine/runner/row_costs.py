@@ -9,11 +9,18 @@ from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
 ROWS = (1, 4, 16, 32, 64)
+"""Numbers of rows whose steps are timed."""
+
 FEW_ROWS = (1, 8, 16, 32)
+"""The same for slow models."""
+
 DRAFTS = 8
+"""Requests in the step that times drafts of one token: twice as many rows are among those that are timed."""
+
 TRIES = 2
+
 SLOW_SECONDS = 0.1
-"""Of a model whose step takes longer, `FEW_ROWS` are tried once."""
+"""A model whose step of one row takes longer is slow: each number of rows is tried once."""
 
 
 def blocks_used(block_size: int) -> int:

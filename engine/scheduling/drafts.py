@@ -26,9 +26,9 @@ GrammarPrefix = Callable[[TokenSequence, Sequence[int]], Sequence[int]]
 
 class StepCosts(NamedTuple):
     of_rows: Mapping[int, float]
-    """How long a step of so many rows takes, for at least two numbers; no step with drafts has more rows."""
+    """Seconds of a step by number of rows, for at least two numbers. No step with drafts has more rows."""
     of_draft: float = 0.0
-    """What each draft takes beside its rows, where several requests share a step."""
+    """Seconds that a draft adds to a step of several requests, beyond those of its rows."""
 
 
 class DraftPlanner:

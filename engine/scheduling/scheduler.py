@@ -98,7 +98,7 @@ class SchedulerCounters:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    """Of the `draft_tokens`, those that were sampled."""
+    """How many of the tokens that drafts guessed were then sampled."""
 
 
 class ImageTurn:

@@ -30,7 +30,6 @@ from server.prompting.engine_request import (
     ResolvedRequest,
     asks_for_summary,
     is_ranked,
-    prediction,
     prepare,
     prompt_logprobs,
     stop_strings,
@@ -108,7 +107,7 @@ def _turn_decoding_spec(
     served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
 ) -> DecodingSpec:
     """A summary is no output, so the request's stop strings and log probabilities do not apply to it."""
-    spec = decoding_spec(served, resolved, prepared.prompt, approving_items)
+    spec = decoding_spec(served, resolved, prepared, approving_items)
     if prepared.compaction is None:
         return spec
     spec = replace(spec, compaction=prepared.compaction)
@@ -119,10 +118,10 @@ def _turn_decoding_spec(
 
 
 def decoding_spec(
-    served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
+    served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
 ) -> DecodingSpec:
     """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it."""
-    request, tenant = resolved.request, resolved.tenant
+    request, tenant, prompt = resolved.request, resolved.tenant, prepared.prompt
     listed = frozenset(request.stop_token_ids or ())
     shown = bool(request.include_stop_str_in_output)
     return DecodingSpec(
@@ -135,7 +134,7 @@ def decoding_spec(
         hidden_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
         reports_stop_reason=isinstance(request, ChoiceRequest),
         reports_cumulative_logprob=is_ranked(request),
-        prediction=prediction(served.model_format, request, served.model_info),
+        prediction=prepared.engine_request.prediction,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         vocabulary=served.vocabulary if wants_logprobs(request) else None,
         token_dump=_token_dump(served, request, prompt),
