@@ -26,6 +26,7 @@ from engine.attention.sdpa import configure_sdpa
 from engine.config import GGUF_FILE, EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
 from engine.model.forward_ways import ForwardWay, forward_ways
+from engine.model.fused_layers import fuse_layers
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import (
     load_options,
@@ -176,7 +177,10 @@ def _load_with(
             network.to(dtype=dtype)  # type: ignore[call-arg]  # transformers has written it out in bfloat16
         prepack_weights(network)
     progress("checking that every layer attends as it should")
-    return network, forward_ways(network, _say)
+    ways = forward_ways(network, _say)
+    if not config.adapters:
+        fuse_layers(network)
+    return network, ways
 
 
 def _choose_device(config: EngineConfig) -> torch.device:

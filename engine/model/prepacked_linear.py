@@ -101,11 +101,11 @@ class FusedLinear(nn.Linear):
     def __init__(self, plain: nn.Linear, product: "FusedProduct", index: int) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
         self.bias, self.weight = plain.bias, product.whole.weight
-        self._product, self._index = product, index
+        self.product, self._index = product, index
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., inputs]` -> `[..., outputs]`, a view of the outputs of all layers."""
-        return self._product.take(hidden, self._index)
+        return self.product.take(hidden, self._index)
 
 
 class FusedProduct:
