@@ -284,13 +284,22 @@ class ModelRunner:
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
-    def choose_drafts(self) -> None:
-        """Drafts tokens where they can be computed in one step, by what rows of it cost."""
-        blocks = row_costs.blocks_used(self._kv_cache.block_size)
-        if self._can_draft and self.model.device.type == "cpu" and blocks <= self._kv_cache.blocks:
-            with self.thread_context():
-                seconds = row_costs.measure_steps(self._compute_and_sample, self._kv_cache.block_size)
-            self._kv_cache.scrub(range(1, blocks + 1))
+    def choose_by_time(self, *, drafts: bool) -> None:
+        """Chooses the number of threads, if it is not set, and how many tokens are drafted, if any are.
+
+        Both by the time of steps, where a step is one packed row on a CPU.
+        """
+        size = self._kv_cache.block_size
+        blocks = row_costs.blocks_used(size)
+        if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
+            return
+        with self.thread_context():
+            if self._threads is None:
+                self._threads = row_costs.fastest_threads(self._compute_and_sample, size)
+                log.info("steps are computed by %d threads", self._threads)
+            seconds = row_costs.measure_steps(self._compute_and_sample, size) if drafts else None
+        self._kv_cache.scrub(range(1, blocks + 1))
+        if seconds is not None:
             rows = ", ".join(f"{n} rows take {1000 * taken:.1f} ms" for n, taken in seconds.of_rows.items())
             log.info("steps of %s; a draft takes %.2f ms more", rows, 1000 * seconds.of_draft)
             self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
@@ -475,8 +484,7 @@ def _first_right_way(
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
         executor.check_bits(progress)
-        if config.prompt_lookup == "auto":
-            executor.choose_drafts()
+        executor.choose_by_time(drafts=config.prompt_lookup == "auto")
         return executor, limits
 
     found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
