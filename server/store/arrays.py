@@ -61,27 +61,30 @@ def value(alias: str, name: str, kind: str) -> str:
     return f"cast({alias}.{name} as {kind})" if kind in _JSON else f"{alias}.{name}"
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The parameters: every row has the same keys. There must be a row."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: literal([row[name] for row in rows]) for name in rows[0]}
 
 
-def fields(record: type[Any], rows: Collection[Any]) -> dict[str, list[Any]]:
+def fields(record: type[Any], rows: Collection[Any]) -> dict[str, str]:
     """The parameters for `unnest` of these records."""
-    return {name: [getattr(row, name) for row in rows] for name in record.__annotations__}
+    return {name: literal([getattr(row, name) for row in rows]) for name in record.__annotations__}
 
 
-def literal(values: Sequence[str | int | float | None]) -> str:
-    """An array as Postgres reads it from text, in a tenth of the time of the driver's lists."""
+def literal(values: Sequence[object]) -> str:
+    """An array as Postgres reads it from text, in a tenth of the time of the driver's lists. Its elements are
+    of the types of columns.
+    """
     return f"{{{','.join(map(_element, values))}}}"
 
 
-def _element(value: str | float | None) -> str:
+def _element(value: object) -> str:
     if value is None:
         return "NULL"
-    if not isinstance(value, str):
+    if not isinstance(value, str | timedelta | bytes):
         return str(value)
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
