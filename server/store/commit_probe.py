@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 
 from server.store import arrays
 from server.store.cluster.leases import Fenced
+from server.store.timeout_connection import execute
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -61,10 +62,10 @@ def read_time(microseconds: int | bytes) -> datetime:
 
 def fence(connection: Connection, replica: UUID, probe: Probe | None) -> tuple[datetime, bool]:
     """Locks the replica against expiry; the database's time and whether the probe matches. Raises Fenced."""
-    row = connection.exec_driver_sql(fence_query(replica, probe)).first()
-    if row is None:
+    rows = execute(connection, (fence_query(replica, probe), ()), {})
+    if not rows:
         raise Fenced
-    return read_time(row[0]), row[1]
+    return read_time(rows[0][0]), rows[0][1]
 
 
 def _select(probe: Probe) -> str:

@@ -32,6 +32,7 @@ from server.store.timeout_connection import (
     TimeoutConnection,
     as_database_error,
     connect,
+    execute,
     psycopg_connection,
     synchronous,
 )
@@ -54,8 +55,9 @@ _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 ASYNCHRONOUS: SessionSettings = {"synchronous_commit": "off"}
 """Commits do not wait for the disk."""
-_COMMIT_SYNCHRONOUSLY = text(
-    "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'"
+_COMMIT_SYNCHRONOUSLY = (
+    "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'",
+    (),
 )
 POOL_WAIT_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 _DISK_FULL_S = 10.0
@@ -395,7 +397,7 @@ def clock(connection: Connection) -> datetime:
 
 def commit_synchronously(connection: Connection) -> None:
     """Makes this transaction's commit wait for the disk, if the session's setting is `off`."""
-    connection.execute(_COMMIT_SYNCHRONOUSLY)
+    execute(connection, _COMMIT_SYNCHRONOUSLY, {})
 
 
 def lock(connection: Connection, name: str) -> None:

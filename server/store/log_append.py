@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, text
 
 from server.protocol.responses.events import Event, Kind
 from server.store import arrays
@@ -31,7 +31,7 @@ from server.store.cluster.leases import Fenced
 from server.store.commit_probe import Probe, fence_query, read_time
 from server.store.content.storage_usage import adding
 from server.store.log_read import FOLDED_ROWS
-from server.store.timeout_connection import TimeoutConnection, psycopg_connection
+from server.store.timeout_connection import TimeoutConnection, execute, psycopg_connection
 
 log = logging.getLogger("holdfast.events")
 
@@ -197,15 +197,16 @@ MAX_FOLDED_AT_END: Final = 2_000
 """The most events that are folded in the transaction of an end, which takes some 20 ms; all streams of the
 replica wait for that transaction."""
 _KEYS: Final = "unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)"
-_FOLD = adding(
-    """
+_FOLD = arrays.with_numbers(
+    adding(
+        """
     insert into response_streams (tenant, response_id, last_seq, codec, body, size)
     select tenant, response_id, last_seq, case when short = body then 2 else 3 end, short,
         octet_length(short)
     from shortened
     returning tenant, size as bytes
     """,
-    before=f"""
+        before=f"""
     gone as (
         delete from response_events_hot h using {_KEYS}
         where h.tenant = e.tenant and h.response_id = e.id
@@ -218,15 +219,18 @@ _FOLD = adding(
         select f.*, holdfast_without_echo(f.body, r.request) as short
         from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
     """,
-    gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
+        gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
+    )
 )
-_WITH_GAPS = text(
-    f"""
+_WITH_GAPS = arrays.with_numbers(
+    text(
+        f"""
     select array_agg(response_id) from (
         select h.response_id from response_events_hot h
         join {_KEYS} on h.tenant = e.tenant and h.response_id = e.id
         group by h.tenant, h.response_id having sum(n) <> max(first_seq + n)) as g
     """
+    )
 )
 _UNFOLDED = text(
     """
@@ -265,12 +269,13 @@ def fold_short(connection: Connection, ended: Iterable[tuple[str, UUID, int]]) -
 
 
 def _run_without_gaps(
-    connection: Connection, statement: TextClause, ended: Sequence[tuple[str, UUID]]
+    connection: Connection, statement: tuple[str, Sequence[str]], ended: Sequence[tuple[str, UUID]]
 ) -> None:
     """Runs a statement that returns the responses with gaps; raises LogGap for one."""
-    keys = {"tenants": [tenant for tenant, _ in ended], "ids": [response for _, response in ended]}
-    if with_gaps := connection.execute(statement, keys).scalar():
-        raise LogGap(with_gaps[0])
+    tenants, ids = zip(*ended, strict=True)
+    rows = execute(connection, statement, {"tenants": arrays.literal(tenants), "ids": arrays.literal(ids)})
+    if rows and rows[0][0]:
+        raise LogGap(rows[0][0][0])
 
 
 def unfolded(connection: Connection, limit: int) -> list[tuple[str, UUID]]:

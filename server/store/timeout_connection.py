@@ -241,6 +241,18 @@ def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
         raise as_database_error("copy", error) from error
 
 
+def execute(
+    connection: Connection, statement: tuple[str, Sequence[str]], parameters: Mapping[str, object]
+) -> list[tuple[Any, ...]]:
+    """The rows of a statement of `arrays.with_numbers` in the same transaction, without SQLAlchemy's part of
+    it, which takes longer than the driver's. Raises DatabaseError.
+    """
+    query, names = statement
+    with psycopg_connection(connection) as raw:
+        cursor = psycopg.RawCursor(raw).execute(query, [parameters[name] for name in names])
+        return cursor.fetchall() if cursor.description else []
+
+
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
     translated = DBAPIError.instance(statement, None, error, psycopg.Error)
     assert isinstance(translated, DatabaseError)

@@ -17,6 +17,7 @@ from server.store.administration import budget_standings, spend, usage_days
 from server.store.administration.model_prices import COST
 from server.store.content.deletion import ExpiredRange
 from server.store.tables import usage_ledger
+from server.store.timeout_connection import execute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def record_usage(connection: Connection, entries: Sequence[tuple[LedgerEntry, En
         }
         for usage, ending in entries
     ]
-    connection.execute(_METER, arrays.columns(columns))
+    execute(connection, _METER, arrays.columns(columns))
 
 
 _NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
@@ -65,7 +66,8 @@ _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USA
 _OF_FACTS = [name for name in FACTS if name in _NO_USAGE]
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
-_METER = text(f"""
+_METER = arrays.with_numbers(
+    text(f"""
     with entries as (
         select * from {arrays.unnest("e", _USAGE_TYPES)}
     ), metered as (
@@ -76,6 +78,7 @@ _METER = text(f"""
     settled as ({budget_standings.SETTLE})
     {usage_days.ADD}
 """)
+)
 """Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in
 place of what was reserved, and the changes of the days' sums."""
 

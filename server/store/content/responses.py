@@ -27,6 +27,7 @@ from server.store.database_errors import OwnershipLost
 from server.store.keyset_page import distinct
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 from server.store.tables import READABLE, responses
+from server.store.timeout_connection import execute
 
 
 class ResponseKey(NamedTuple):
@@ -126,8 +127,9 @@ _ENDING_TYPES = {
 _ENDS = arrays.unnest(
     "e", {"tenant": "text", "id": "uuid", "attempt": "integer", "lifetime": "interval", **_ENDING_TYPES}
 )
-_FINISH = text(
-    f"""
+_FINISH = arrays.with_numbers(
+    text(
+        f"""
     with ends as (select * from {_ENDS}), requests as materialized (
         select r.tenant, r.id, case
             when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
@@ -135,8 +137,8 @@ _FINISH = text(
         from ends e join responses r on r.tenant = e.tenant and r.id = e.id
     ), changed as (
         update responses r set {
-        ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
-    },
+            ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
+        },
             expires_at = coalesce(e.finished_at + e.lifetime, r.expires_at),
             asked = case when q.freed > 0 then null else r.asked end, size = r.size - q.freed
         from ends e join requests q using (tenant, id)
@@ -149,6 +151,7 @@ _FINISH = text(
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
     """
+    )
 )
 """`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
 it, so it is read without a lock."""
@@ -171,7 +174,7 @@ def finish_all(connection: Connection, replica: UUID, ends: Sequence[End]) -> di
         }
         for end in ends
     ]
-    found = connection.execute(_FINISH, {"replica": replica, **arrays.columns(rows)})
+    found = execute(connection, _FINISH, {"replica": replica, **arrays.columns(rows)})
     finished = {ResponseKey(tenant, id_): FinishedRow(*rest) for tenant, id_, *rest in found}
     if len(finished) < len(ends):
         raise OwnershipLost

@@ -10,13 +10,16 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.protocol.list_pages import PageRequest
+from server.store.arrays import literal, with_numbers
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, adding
 from server.store.tables import READABLE, items, responses
+from server.store.timeout_connection import execute
 
 INPUT: Final = 0
 OUTPUT: Final = 1
-_INSERT_ITEMS = adding(f"""
+_INSERT_ITEMS = with_numbers(
+    adding(f"""
     insert into items
         (tenant, response_id, side, idx, {COLUMNS}, seconds)
     select o.tenant, o.response_id, :side, o.idx, {VALUES}, seconds
@@ -25,6 +28,7 @@ _INSERT_ITEMS = adding(f"""
         with ordinality as o (tenant, response_id, idx, place) using (place)
     returning tenant, {ITEM_BYTES} as bytes
 """)
+)
 
 
 def insert_items_of(
@@ -34,8 +38,12 @@ def insert_items_of(
     rows = [(*owner, index, item) for *owner, new in of for index, item in enumerate(new)]
     if rows:
         tenants, responses_, indexes, new_items = zip(*rows, strict=True)
-        owners = {"tenants": list(tenants), "responses": list(responses_), "indexes": list(indexes)}
-        connection.execute(_INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
+        owners = {
+            "tenants": literal(tenants),
+            "responses": literal(responses_),
+            "indexes": literal(indexes),
+        }
+        execute(connection, _INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
 
 
 def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:

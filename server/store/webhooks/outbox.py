@@ -19,6 +19,7 @@ from server.store import arrays
 from server.store.content.responses import ResponseKey
 from server.store.keyset_page import distinct, rows_after
 from server.store.tables import webhook_deliveries
+from server.store.timeout_connection import execute
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""
@@ -27,7 +28,8 @@ ENDED_KEPT = timedelta(days=7)
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
-_ENQUEUE = text(f"""
+_ENQUEUE = arrays.with_numbers(
+    text(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
                gen_random_uuid() as event_id
@@ -41,7 +43,9 @@ _ENQUEUE = text(f"""
            clock_timestamp() + interval '{RETRIED_FOR.days} days'
     from ended e join webhook_endpoints w on w.tenant = e.tenant
     where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
+    returning endpoint_id
 """)
+)
 
 
 def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
@@ -50,7 +54,7 @@ def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
     """
     if not ended:
         return 0
-    return connection.execute(_ENQUEUE, arrays.fields(ResponseKey, ended)).rowcount
+    return len(execute(connection, _ENQUEUE, arrays.fields(ResponseKey, ended)))
 
 
 class Claimed(NamedTuple):
