@@ -33,8 +33,8 @@ def taken(at: Taking) -> list[UUID]:
     return requests
 
 
-def test_they_come_after_every_other_and_take_half_of_what_a_replica_runs(database_url: str) -> None:
-    with taking(database_url, max_running=8) as at:
+def test_they_come_after_every_other_and_take_an_eighth_of_what_a_replica_runs(database_url: str) -> None:
+    with taking(database_url, max_running=32) as at:
         idle = queue(at.bench.database, IDLE_PRIORITY, 6)
         assert taken(at) == idle[:4]
         others = queue(at.bench.database, 0, 3)
@@ -49,7 +49,7 @@ def test_a_replica_that_runs_one_at_a_time_runs_them_too(database_url: str) -> N
 
 
 def test_they_do_not_begin_while_another_response_runs(database_url: str) -> None:
-    with taking(database_url, max_running=8) as at:
+    with taking(database_url, max_running=32) as at:
         (other,) = queue(at.bench.database, 5)
         (idle,) = queue(at.bench.database, IDLE_PRIORITY)
         assert taken(at) == [other]
@@ -58,13 +58,13 @@ def test_they_do_not_begin_while_another_response_runs(database_url: str) -> Non
 
 
 def test_the_shorter_window_is_the_more_urgent_one(database_url: str) -> None:
-    with taking(database_url, max_running=8) as at:
+    with taking(database_url, max_running=32) as at:
         long, short = (queue(at.bench.database, COMPLETION_WINDOWS[window][0])[0] for window in ("8h", "2h"))
         assert taken(at) == [short, long]
 
 
 def test_metrics_have_the_time_until_the_first_window_of_what_waits_ends(database_url: str) -> None:
-    with taking(database_url, max_running=8) as at:
+    with taking(database_url, max_running=32) as at:
         sampler = ClusterSampler(at.bench.database, lambda: None)
 
         def left() -> list[float]:
@@ -89,7 +89,7 @@ def test_metrics_have_the_time_until_the_first_window_of_what_waits_ends(databas
 
 
 def test_a_running_one_leaves_its_tenant_what_it_may_have_at_a_time(database_url: str) -> None:
-    with taking(database_url, max_running=8) as at:
+    with taking(database_url, max_running=32) as at:
         queue(at.bench.database, IDLE_PRIORITY)
         assert len(taken(at)) == 1
         assert TENANT not in at.bench.recorder.capacity._counts
@@ -102,7 +102,7 @@ def test_at_the_end_of_its_window_a_response_is_cancelled(
 ) -> None:
     priority, length = COMPLETION_WINDOWS[window]
     now = [0.0]
-    with taking(database_url, max_running=8) as at:
+    with taking(database_url, max_running=32) as at:
         database = at.bench.database
         check = QueueCheck(database, lambda: now[0])
         response, young = queue(database, priority, 2)
