@@ -83,7 +83,7 @@ class ComputedBlocks:
 SchedulerOutput = tuple[ScheduledChunk, ...]
 """The chunks of one step, at most one per sequence: those of one token first, then longer ones."""
 
-IDLE_SHARE = 4
+IDLE_SHARE = 16
 """Divides the token budget of steps of requests from `IDLE_PRIORITY` on: others may have to wait for one."""
 CALM_STEPS = 100
 """After this many steps without `OutOfMemory`, a reduced token budget or request limit is doubled."""
@@ -206,7 +206,7 @@ class Scheduler:
         self._admit_unserved()
         plan = self._plan(IDLE_PRIORITY, self._budget)
         if not plan and not self.idle:
-            plan = self._plan(2**31, max(self._budget // IDLE_SHARE, self.limits.max_running))
+            plan = self._plan(2**31, max(self._budget // IDLE_SHARE, len(self._running) + 1))
         for chunk in plan:
             sequence = chunk.sequence
             sequence.num_written_tokens = max(sequence.num_written_tokens, chunk.start + chunk.count)
