@@ -205,8 +205,11 @@ class ModelRunner:
         )
         two_way = None if self._images is None else self._images.two_way
         sdpa_inputs = InputBuilder(kv_cache, adapters.indexes, two_way)
+        longest = model.model_info.context_length
         self._input_builder = (
-            sdpa_inputs if backend is None else PagedInputBuilder(kv_cache, backend, adapters.indexes)
+            sdpa_inputs
+            if backend is None
+            else PagedInputBuilder(kv_cache, backend, adapters.indexes, longest)
         )
         self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
         self._passes: CachedPasses | StatePasses | None = None
