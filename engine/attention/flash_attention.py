@@ -130,7 +130,7 @@ class VarlenAttentionBackend:
         """
         self._capability = capability
         self._function = function
-        self._splits = splits
+        self.splits = splits
 
     def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
         if self._capability < MIN_CAPABILITY:
@@ -144,13 +144,13 @@ class VarlenAttentionBackend:
         shares_heads = call.query.shape[1] != keys.shape[2]
         # One token a request: nothing comes after it, and a causal window would keep the kernel from reading
         # the keys once for all heads that share them.
-        if not (single and shares_heads and call.window is None and self._splits):
+        if not (single and shares_heads and call.window is None and self.splits):
             return self._attend(call, keys, values, metadata)
         first, rest = (
             replace(call, query=call.query[:single]),
             metadata.part(single, requests, metadata.max_query_len),
         )
-        folded = self._attend(first, keys, values, metadata.part(0, single, 1), self._splits)
+        folded = self._attend(first, keys, values, metadata.part(0, single, 1), self.splits)
         if single == requests:
             return folded
         rest = metadata.part(single, requests, metadata.max_query_len)
