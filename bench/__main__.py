@@ -26,6 +26,7 @@ BENCHES = (
     "engine_turns",
     "engine_lookup",
     "engine_host",
+    "engine_memory",
     "engine_resume",
     "engine_adapters",
     "engine_grammars",

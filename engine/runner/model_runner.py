@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.attention.paged_attention import PagedAttentionBackend, attending
 from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
-from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
+from engine.config import EngineConfig, ExactName, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import PendingTokens, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
@@ -267,8 +267,14 @@ class ModelRunner:
         log.warning("steps are not pipelined, but computed one after the other: %s", fault)
         self.pipelined = False
 
-    def check_bits(self, progress: Callable[[str], None]) -> None:
-        """Says whether a token's logits depend on what is computed beside it."""
+    def check_bits(self, progress: Callable[[str], None], exact: ExactName) -> None:
+        """Says whether a token's logits depend on what is computed beside it.
+
+        Raises `ModelRefused` where they do, or it was not tried, and the answers must be exact.
+        """
+        if exact == "off":
+            progress("rounding may change an answer that is resumed or computed beside others: exact is off")
+            return
         size = self._kv_cache.block_size
         blocks = bits_check.blocks_used(size)
         operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
@@ -284,16 +290,29 @@ class ModelRunner:
             self._kv_cache.scrub(range(1, blocks + 1))
         if difference is None:
             progress("answers are the same to the last bit whatever is computed beside them")
+        elif exact == "on":
+            raise ModelRefused(
+                f"its answers would not be exact: {difference}. With `exact` auto it is served."
+            )
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
-    def choose_drafts(self) -> None:
-        """Drafts tokens where they can be computed in one step, by what rows of it cost."""
-        blocks = row_costs.blocks_used(self._kv_cache.block_size)
-        if self._can_draft and self.model.device.type == "cpu" and blocks <= self._kv_cache.blocks:
-            with self.thread_context():
-                seconds = row_costs.measure_steps(self._compute_and_sample, self._kv_cache.block_size)
-            self._kv_cache.scrub(range(1, blocks + 1))
+    def choose_by_time(self, *, drafts: bool) -> None:
+        """Chooses the number of threads, if it is not set, and how many tokens are drafted, if any are.
+
+        Both by the time of steps, where a step is one packed row on a CPU.
+        """
+        size = self._kv_cache.block_size
+        blocks = row_costs.blocks_used(size)
+        if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
+            return
+        with self.thread_context():
+            if self._threads is None:
+                self._threads = row_costs.fastest_threads(self._compute_and_sample, size)
+                log.info("steps are computed by %d threads", self._threads)
+            seconds = row_costs.measure_steps(self._compute_and_sample, size) if drafts else None
+        self._kv_cache.scrub(range(1, blocks + 1))
+        if seconds is not None:
             rows = ", ".join(f"{n} rows take {1000 * taken:.1f} ms" for n, taken in seconds.of_rows.items())
             log.info("steps of %s; a draft takes %.2f ms more", rows, 1000 * seconds.of_draft)
             self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
@@ -477,9 +496,8 @@ def _first_right_way(
         if way.reason or faults:
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
-        executor.check_bits(progress)
-        if config.prompt_lookup == "auto":
-            executor.choose_drafts()
+        executor.check_bits(progress, config.exact)
+        executor.choose_by_time(drafts=config.prompt_lookup == "auto")
         return executor, limits
 
     found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)

@@ -1,7 +1,12 @@
-"""`measure_steps`: how long steps of more rows take on this machine, at load; the shortest of some tries."""
+"""How long steps take on this machine, at load: with more rows, and with fewer threads.
+
+Times are the shortest of some tries.
+"""
 
 from collections.abc import Callable
 from time import perf_counter
+
+import torch
 
 from engine.runner.forward_check import make_sequence
 from engine.scheduling.drafts import StepCosts
@@ -18,6 +23,12 @@ DRAFTS = 8
 """Requests in the step that times drafts of one token: twice as many rows are among those that are timed."""
 
 TRIES = 2
+
+ROWS_OF_THREADS = (1, 32)
+"""Numbers of rows whose steps decide on the number of threads: bound by memory, and by arithmetic."""
+
+MUCH_FASTER = 0.9
+"""Fewer threads are taken if steps take at most this many times as long."""
 
 SLOW_SECONDS = 0.1
 """A model whose step of one row takes longer is slow: each number of rows is tried once."""
@@ -51,3 +62,35 @@ def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) ->
     for sequence in (long, *several):
         sequence.blocks = []
     return StepCosts(shortest, beside)
+
+
+def fastest_threads(
+    step: Callable[[SchedulerOutput], object], block_size: int, now: Callable[[], float] = perf_counter
+) -> int:
+    """Halves the number of torch's threads as long as steps become much faster.
+
+    torch takes a thread for each core that it sees, which may be more than a container may use, or than pays.
+    """
+    sequence = make_sequence([0] * ROWS_OF_THREADS[-1], 1, block_size)
+    del sequence.tokens[1:]
+
+    def seconds(threads: int, rows: int) -> float:
+        torch.set_num_threads(threads)
+        plan = (ScheduledChunk(sequence, 0, rows, (0,) * (rows - 1)),)
+        step(plan)
+        tries = []
+        for _ in range(TRIES):
+            began = now()
+            step(plan)
+            tries.append(now() - began)
+        return min(tries)
+
+    best = torch.get_num_threads()
+    taken = [seconds(best, rows) for rows in ROWS_OF_THREADS]
+    while best > 1:
+        fewer = [seconds(best // 2, rows) for rows in ROWS_OF_THREADS]
+        if sum(new / old for new, old in zip(fewer, taken, strict=True)) > MUCH_FASTER * len(taken):
+            break
+        best, taken = best // 2, fewer
+    sequence.blocks = []
+    return best

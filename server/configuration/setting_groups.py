@@ -397,7 +397,7 @@ class LocalEngineSettings:
     kv_memory: int | None = setting(None, "bytes of the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = setting(
         None,
-        "CPU threads per operation; default: one for a small model, else torch's choice",
+        "CPU threads per operation; default: one for a small model, else what is fastest in a trial",
         low=1,
         high=4096,
     )
@@ -431,6 +431,11 @@ class LocalEngineSettings:
         "auto",
         "prompt lookup, a step verifies several tokens that the request's own text suggests: on a CPU while "
         "that is expected to be faster, or never; answers are the same",
+    )
+    exact: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "the same tokens whatever is computed beside a request, to the last bit: where a check at load finds "
+        "it, always or the start fails, or never, which is faster for prompts and saves memory",
     )
     hang_seconds: float = setting(
         300.0, "seconds after which an engine step counts as hung and the engine as dead", low=1

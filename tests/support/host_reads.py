@@ -28,7 +28,7 @@ DATA_DEPENDENT = (
 def load_without_numbers(config: EngineConfig) -> LoadedNetwork:
     """A model of the CPU, moved to the device without numbers; its weights are as on a GPU, not packed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "prepack_weights", lambda _network: None)
+        patch.setattr(loader, "prepack_weights", lambda _network, **_how: None)
         model = loader.load_model(config, lambda _line: None)
     meta = torch.device("meta")
     for module in model.network.modules():
