@@ -229,7 +229,8 @@ def _compare(
     what: str, folder: Path, dtype: str, prompts: Prompts, expected: Prompts, settings: dict[str, Any]
 ) -> None:
     """In float32 tokens are generate()'s; in bfloat16, where two answers may be right, most first ones."""
-    settings = {"device": DEVICE.type, "kv_blocks": 64, "prompt_lookup": "off", **settings}
+    given = {"device": DEVICE.type, "kv_blocks": 64, "max_running": 16, "prompt_lookup": "off"}
+    settings = {**given, **settings}
     subject = EngineSubject(folder, dtype, **settings)
     info = subject.engine.model_info
     together = _tokens_and_logprobs(subject, prompts, len(expected[0]))

@@ -172,6 +172,7 @@ class AttentionMetadata:
             self.kv_start_loc[begin : end + 1],
             max_query_len,
             self.max_seq_len,
+            max(min(self.num_single, end) - begin, 0),
         )
 
 
