@@ -31,12 +31,14 @@ BENCHES = (
     "engine_adapters",
     "engine_grammars",
     "images",
-    "engine_gpu",
+    "gpu_check",
     "llama_server",
     "remote",
     "peers",
 )
-"""Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
+"""Each is a module here with a `run`, which says in its docstring what it shows and what it costs.
+
+Where it returns True, something is not right."""
 
 
 def main(names: list[str]) -> int:
@@ -44,11 +46,12 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(BENCHES)}")
         return 2
+    is_wrong = False
     for name in names or BENCHES:
         run = import_module(f"bench.{name}").run
         print(f"== {name}: {run.__doc__}")
-        run()
-    return 0
+        is_wrong |= bool(run())
+    return int(is_wrong)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DecodeName = Literal["auto", "eager", "graphs", "static"]
 AttentionName = Literal["auto", "varlen", "flash", "sdpa"]
 PromptLookupName = Literal["auto", "off"]
+ExactName = Literal["auto", "on", "off"]
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 GGUF_FILE = "model.gguf"
@@ -126,12 +127,16 @@ class EngineConfig(QueueSettings):
     prompt_lookup: PromptLookupName = "auto"
     """`auto` drafts next tokens from the request's own and verifies them in one pass, on a CPU and while it
     is worth what further rows of a step cost (`scheduling.drafts`); answers are the same."""
+    exact: ExactName = "auto"
+    """Whether a token's logits have the same bits whatever is computed beside it: `auto` where the check at
+    load finds that they have; `on` refuses a model where they have not; `off` does without, which saves
+    memory on a CPU and is faster for prompts."""
     passed_checks: Path | None = None
     """The folder that remembers which models have passed the check at load; None remembers none."""
 
     def __post_init__(self) -> None:
         names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
-        names["prompt_lookup"] = PromptLookupName
+        names |= {"prompt_lookup": PromptLookupName, "exact": ExactName}
         for field, known in names.items():
             value = getattr(self, field)
             _require(value in get_args(known), f"{field} {value!r} is not known")

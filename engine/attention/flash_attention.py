@@ -7,6 +7,7 @@ Selected and checked at load time (`selection`), called on the engine thread. Fl
 import importlib
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,10 @@ REQUIRED_PARAMETERS = frozenset(
 PAGE_SIZE = 256
 """Torch's kernel refuses block sizes that are not a multiple of this."""
 MIN_CAPABILITY = (8, 0)
-DECODE_SPLITS = 8
-"""Parts in which the keys of a request are read side by side where it has one new token. A few requests with
-long contexts would leave most of a GPU idle otherwise. Not measured on a GPU yet."""
+DECODE_SPLITS = 16
+"""Parts of the longest context, which are read side by side for requests with one new token each. A few
+requests with long contexts would leave most of a GPU idle otherwise; each part costs a result of its own in
+memory traffic. Not measured on a GPU yet."""
 
 logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # else it logs a line for every call
 
@@ -107,8 +109,7 @@ class FlashAttentionBackend:
             causal=True,
             # The kernel's left window does not count the token itself.
             window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
-            # Automatic splits depend on the rest of the batch, and so would results; in torch's build of this
-            # kernel they are wrong with paged keys.
+            # Of more the kernel takes as many as the rest of the batch leaves, on which results would depend.
             num_splits=1,
             **optional,
         )
@@ -123,10 +124,13 @@ class VarlenAttentionBackend:
     def __init__(
         self, capability: tuple[int, int], function: Function = varlen_attn, *, splits: int = DECODE_SPLITS
     ) -> None:
-        """`capability` is the GPU's compute capability; with one of `splits`, keys are read in one pass."""
+        """`capability` is the GPU's compute capability.
+
+        With 0 `splits`, heads that share keys are not computed together, either.
+        """
         self._capability = capability
         self._function = function
-        self._splits = splits
+        self.splits = splits
 
     def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
         if self._capability < MIN_CAPABILITY:
@@ -136,10 +140,32 @@ class VarlenAttentionBackend:
         return unsupported_shape(spec, dtype)
 
     def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        single, requests = metadata.num_single, len(metadata.seq_lens)
         shares_heads = call.query.shape[1] != keys.shape[2]
         # One token a request: nothing comes after it, and a causal window would keep the kernel from reading
         # the keys once for all heads that share them.
-        folds = shares_heads and call.window is None and metadata.max_query_len == 1 and self._splits > 1
+        if not (single and shares_heads and call.window is None and self.splits):
+            return self._attend(call, keys, values, metadata)
+        first, rest = (
+            replace(call, query=call.query[:single]),
+            metadata.part(single, requests, metadata.max_query_len),
+        )
+        folded = self._attend(first, keys, values, metadata.part(0, single, 1), self.splits)
+        if single == requests:
+            return folded
+        rest = metadata.part(single, requests, metadata.max_query_len)
+        output = self._attend(call, keys, values, rest)  # in the first rows, whatever was in memory
+        output[:single] = folded
+        return output
+
+    def _attend(
+        self,
+        call: LayerCall,
+        keys: Tensor,
+        values: Tensor,
+        metadata: AttentionMetadata,
+        splits: int = 0,
+    ) -> Tensor:
         window = (-1, 0) if call.window is None else (call.window - 1, 0)
         result: Any = self._function(
             call.query,
@@ -152,13 +178,13 @@ class VarlenAttentionBackend:
             return_aux=AuxRequest(lse=True) if call.sinks is not None else None,
             scale=call.scale,
             # The kernel's left window does not count the token itself; (-1, 0) is causal.
-            window_size=(-1, -1) if folds else window,
-            enable_gqa=shares_heads,
+            window_size=(-1, -1) if splits else window,
+            enable_gqa=call.query.shape[1] != keys.shape[2],
             seqused_k=metadata.seq_lens,
             block_table=metadata.block_tables,
             # Automatic splits depend on the rest of the batch, and so would results; with pages they are
-            # wrong in torch 2.13. A constant number divides each request's own keys.
-            num_splits=self._splits if folds else 1,
+            # wrong in torch 2.13. A constant number divides `max_seq_len`, which is the same in every step.
+            num_splits=splits or 1,
         )
         if call.sinks is None:
             output: Tensor = result

@@ -180,6 +180,7 @@ def make_case(
         torch.tensor([0, *seq_lens]).cumsum(0).to(device, torch.int32),
         max_query_len=max(query_lens),
         max_seq_len=block_tables.shape[1] * size,
+        num_single=sum(count == 1 for count in query_lens),
     )
     rows = zip(metadata.block_tables, seq_lens, query_lens, strict=True)
     slots = torch.cat([_slots(table, size, range(length - count, length)) for table, length, count in rows])

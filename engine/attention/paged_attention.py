@@ -159,7 +159,21 @@ class AttentionMetadata:
     max_query_len: int
     """Maximum of a request's tokens in this step."""
     max_seq_len: int
-    """Maximum of `seq_lens`, rounded up to whole blocks."""
+    """At least the maximum of `seq_lens`, and the same in every step: kernels divide keys by it."""
+    num_single: int = 0
+    """Leading requests with one token in this step."""
+
+    def part(self, begin: int, end: int, max_query_len: int) -> "AttentionMetadata":
+        """The requests `begin` to `end`, whose tokens keep their places in the packed row."""
+        return AttentionMetadata(
+            self.block_tables[begin:end],
+            self.seq_lens[begin:end],
+            self.query_start_loc[begin : end + 1],
+            self.kv_start_loc[begin : end + 1],
+            max_query_len,
+            self.max_seq_len,
+            max(min(self.num_single, end) - begin, 0),
+        )
 
 
 class PagedAttentionBackend(Protocol):

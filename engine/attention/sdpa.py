@@ -295,9 +295,9 @@ class GatherSdpaBackend:
     def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
         if metadata.max_query_len != 1:
             raise ValueError("rows of several tokens are not what the reference is for")
-        size = keys.shape[1]
-        window = call.window if call.window is not None and call.window < metadata.max_seq_len else None
-        block_tables, first = metadata.block_tables, torch.zeros_like(metadata.seq_lens)
+        size, block_tables = keys.shape[1], metadata.block_tables
+        window = call.window if _is_cut(call.window, block_tables.shape[1] * size) else None
+        first = torch.zeros_like(metadata.seq_lens)
         if window is not None:
             block_tables, first = _cut_to_window(block_tables, metadata.seq_lens, window, size)
         position = first[:, None] + torch.arange(block_tables.shape[1] * size, device=block_tables.device)

@@ -68,7 +68,7 @@ def candidates(device: torch.device, requested: AttentionName, hub_kernel: str |
         kernels += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
     if requested in ("auto", "varlen"):
         capability = torch.cuda.get_device_capability(device)
-        for splits in (DECODE_SPLITS, 1):  # without splits where those are not right
+        for splits in (DECODE_SPLITS, 1, 0):  # without splits, or as any step, where those are not right
             load = partial(VarlenAttentionBackend, capability, splits=splits)
             kernels.append(Candidate("varlen", load, PAGE_SIZE))
     return kernels

@@ -175,7 +175,7 @@ def _load_with(
     if device.type == "cpu":
         if quantization_method(hf_config) == "fp8":
             network.to(dtype=dtype)  # type: ignore[call-arg]  # transformers has written it out in bfloat16
-        prepack_weights(network)
+        prepack_weights(network, exact=config.exact != "off")
     progress("checking that every layer attends as it should")
     ways = forward_ways(network, _say)
     if not config.adapters:

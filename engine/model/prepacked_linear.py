@@ -219,11 +219,11 @@ def _seconds(compute: Callable[[], Tensor]) -> float:
     return min(tries)
 
 
-def prepack_weights(network: PreTrainedModel) -> None:
-    """Replaces the linear layers that gain from packing, in speed or in equal bits."""
+def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
+    """Replaces the linear layers that gain from packing, in speed or, if `exact`, in equal bits."""
     packed: dict[nn.Module, PrepackedLinear] = {}
     size = sum(parameter.nbytes for parameter in network.parameters())
-    trials = ConvolutionTrials() if MEMORY_FACTOR * size <= free_memory() else None
+    trials = ConvolutionTrials() if exact and MEMORY_FACTOR * size <= free_memory() else None
     for module in list(network.modules()):
         for names in SAME_INPUT:
             _fuse(module, names, trials)

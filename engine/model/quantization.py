@@ -51,11 +51,14 @@ def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapp
 
     MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. On a CPU
     compressed-tensors is, too: else transformers does so in the first forward pass, after layers are packed.
-    All other formats are left to transformers.
+    All other formats are left to transformers. Plain weights are read into a GPU's memory where `accelerate`
+    is there, for which transformers asks; else into the host's, and moved.
     """
     method = quantization_method(hf_config)
     if method == "compressed-tensors" and device.type == "cpu" and find_spec("compressed_tensors"):
         return [{"quantization_config": CompressedTensorsConfig(dequantize=True)}]
+    if method is None and device.type != "cpu" and find_spec("accelerate"):
+        return [{"device_map": {"": device}}]
     if method != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}

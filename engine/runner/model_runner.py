@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.attention.paged_attention import PagedAttentionBackend, attending
 from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
-from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
+from engine.config import EngineConfig, ExactName, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import PendingTokens, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
@@ -205,8 +205,11 @@ class ModelRunner:
         )
         two_way = None if self._images is None else self._images.two_way
         sdpa_inputs = InputBuilder(kv_cache, adapters.indexes, two_way)
+        longest = model.model_info.context_length
         self._input_builder = (
-            sdpa_inputs if backend is None else PagedInputBuilder(kv_cache, backend, adapters.indexes)
+            sdpa_inputs
+            if backend is None
+            else PagedInputBuilder(kv_cache, backend, adapters.indexes, longest)
         )
         self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
         self._passes: CachedPasses | StatePasses | None = None
@@ -264,8 +267,14 @@ class ModelRunner:
         log.warning("steps are not pipelined, but computed one after the other: %s", fault)
         self.pipelined = False
 
-    def check_bits(self, progress: Callable[[str], None]) -> None:
-        """Says whether a token's logits depend on what is computed beside it."""
+    def check_bits(self, progress: Callable[[str], None], exact: ExactName) -> None:
+        """Says whether a token's logits depend on what is computed beside it.
+
+        Raises `ModelRefused` where they do, or it was not tried, and the answers must be exact.
+        """
+        if exact == "off":
+            progress("rounding may change an answer that is resumed or computed beside others: exact is off")
+            return
         size = self._kv_cache.block_size
         blocks = bits_check.blocks_used(size)
         operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
@@ -281,6 +290,10 @@ class ModelRunner:
             self._kv_cache.scrub(range(1, blocks + 1))
         if difference is None:
             progress("answers are the same to the last bit whatever is computed beside them")
+        elif exact == "on":
+            raise ModelRefused(
+                f"its answers would not be exact: {difference}. With `exact` auto it is served."
+            )
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
@@ -483,7 +496,7 @@ def _first_right_way(
         if way.reason or faults:
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
-        executor.check_bits(progress)
+        executor.check_bits(progress, config.exact)
         executor.choose_by_time(drafts=config.prompt_lookup == "auto")
         return executor, limits
 

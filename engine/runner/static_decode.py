@@ -77,7 +77,8 @@ class StaticInputs:
             self._starts[: bucket.rows + 1],
             torch.nn.functional.pad(seq_lens.cumsum(0), (1, 0)).int(),
             max_query_len=1,
-            max_seq_len=bucket.width * size,
+            max_seq_len=self.max_bucket.width * size,
+            num_single=bucket.rows,
         )
         step = PagedForward(self._kv_cache, block * size + positions % size, rows, self._backend)
         with attending(step):

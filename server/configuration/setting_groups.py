@@ -432,6 +432,11 @@ class LocalEngineSettings:
         "prompt lookup, a step verifies several tokens that the request's own text suggests: on a CPU while "
         "that is expected to be faster, or never; answers are the same",
     )
+    exact: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "the same tokens whatever is computed beside a request, to the last bit: where a check at load finds "
+        "it, always or the start fails, or never, which is faster for prompts and saves memory",
+    )
     hang_seconds: float = setting(
         300.0, "seconds after which an engine step counts as hung and the engine as dead", low=1
     )

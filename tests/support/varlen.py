@@ -48,7 +48,8 @@ def varlen_attn(
     lengths = seqused_k.tolist()
     assert max_k >= max(lengths)
     assert block_table.shape[1] * key.shape[1] >= max(lengths)
-    out = torch.empty_like(query)
+    total = torch.zeros(query.shape)
+    total[: int(cu_seq_q[0])] = float("nan")  # rows of no request: whatever was in memory
     logsumexp = torch.empty(query.shape[1], len(query))
     for row, (begin, end) in enumerate(pairwise(cu_seq_q.tolist())):
         assert max_q >= end - begin
@@ -56,9 +57,21 @@ def varlen_attn(
         scores = _scores(query[begin:end], key[pages].flatten(0, 1)[: lengths[row]], scale, window_size)
         values = value[pages].flatten(0, 1)[: lengths[row]].float()
         values = values.repeat_interleave(query.shape[1] // value.shape[2], dim=1)
-        logsumexp[:, begin:end] = scores.logsumexp(dim=2)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(dim=2), values).to(query.dtype)
+        parts = _parts(lengths[row], max_k, num_splits or 1)
+        sums = torch.stack([scores[:, :, part].logsumexp(dim=2) for part in parts])
+        logsumexp[:, begin:end] = sums.logsumexp(dim=0)
+        for part, own in zip(parts, sums, strict=True):
+            weights = scores[:, :, part].softmax(dim=2).nan_to_num()
+            attended = torch.einsum("hqk,khd->qhd", weights, values[part])
+            total[begin:end] += attended * (own - logsumexp[:, begin:end]).exp().T[:, :, None]
+    out = total.to(query.dtype)
     return (out, logsumexp) if return_aux is not None and return_aux.lse else out
+
+
+def _parts(length: int, max_k: int, num_splits: int) -> list[slice]:
+    """The keys of a request as the kernel splits them: by `max_k`, in tiles of 64."""
+    size = -(-max_k // 64 // num_splits) * 64
+    return [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
 
 
 def _check_form(

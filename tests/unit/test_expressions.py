@@ -167,6 +167,7 @@ AT_ONE_PLACE = {
     *(f"server/hosted_tools/mcp_discovery.py:_{name}" for name in ("HEADER", "VALUE")),
     "tool_servers/browser/allowed_web.py:_HOST_NAME",
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
+    "server/console/pages/history.py:_METADATA",
     "server/http/query_and_headers.py:_METADATA",
     "server/protocol/decode.py:_BACKSLASHES",
     "engine/grammar/ebnf_to_lark.py:_EBNF",

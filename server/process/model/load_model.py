@@ -177,6 +177,7 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
         decode=DECODES[config.graphs],
         pipelined=PIPELINED[config.ahead],
         prompt_lookup=config.prompt_lookup,
+        exact=config.exact,
     )
 
 

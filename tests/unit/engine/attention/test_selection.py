@@ -113,9 +113,9 @@ def test_an_engine_refuses_to_start_with_a_kernel_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("wanted", "names"),
     [
-        ("auto", ["flash_attn_interface", "o/n@1", "varlen", "varlen"]),
+        ("auto", ["flash_attn_interface", "o/n@1", "varlen", "varlen", "varlen"]),
         ("flash", ["flash_attn_interface", "o/n@1"]),
-        ("varlen", ["varlen", "varlen"]),
+        ("varlen", ["varlen", "varlen", "varlen"]),
         ("sdpa", []),
     ],
 )

@@ -133,36 +133,69 @@ def test_torch_does_not_log_a_line_for_every_call() -> None:
 # What it is given
 
 
-def seen_by_kernel(*chunks: Any, window: int | None = None, heads: int = 4) -> dict[str, Any]:
-    """The arguments of the kernel for one step over a cache of 8 blocks of 256."""
-    seen: dict[str, Any] = {}
+LONGEST = 2000
+"""Tokens of the longest context in these steps."""
+
+
+def calls_of_kernel(
+    *chunks: Any, window: int | None = None, heads: int = 4
+) -> tuple[list[dict[str, Any]], torch.Tensor]:
+    """The arguments of the kernel for one step over a cache of 8 blocks of 256, and the step's result.
+
+    Every request finds the same queries, and the same keys in its blocks.
+    """
+    seen: list[dict[str, Any]] = []
 
     def note(*args: Any, **given: Any) -> Any:
-        seen.update(inspect.signature(varlen_attn).bind(*args, **given).arguments)
+        seen.append(inspect.signature(varlen_attn).bind(*args, **given).arguments)
         return varlen_attn(*args, **given)
 
     store = KVCache([LayerShape(2, 16, 16)], 8, PAGE_SIZE, torch.float32, CPU)
-    inputs = PagedInputBuilder(store, VarlenAttentionBackend(AMPERE, note), {}).build(chunks)
+    builder = PagedInputBuilder(store, VarlenAttentionBackend(AMPERE, note), {}, LONGEST)
+    inputs = builder.build(chunks)
+    dice = torch.Generator().manual_seed(3)
+    for stored in (*store.keys, *store.values):
+        stored.copy_(torch.randn(stored.shape, generator=dice))
     tokens = sum(chunk.count for chunk in chunks)
-    query, fresh = torch.randn(heads, tokens, 16).transpose(0, 1), torch.randn(tokens, 2, 16)
+    query = torch.randn(1, heads, 16, generator=dice).expand(tokens, -1, -1)
+    fresh = torch.randn(1, 2, 16, generator=dice).expand(tokens, -1, -1)
     assert inputs.attention is not None
-    inputs.attention.attend(LayerCall(0, query, fresh, fresh, 0.25, window, None))
+    result = inputs.attention.attend(LayerCall(0, query, fresh, fresh, 0.25, window, None))
+    return seen, result
+
+
+def seen_by_kernel(*chunks: Any, **how: Any) -> dict[str, Any]:
+    """The arguments of its only call."""
+    (seen,), _ = calls_of_kernel(*chunks, **how)
     return seen
 
 
+DECODE = make_chunk(300, 1, [3, 1])
+MIDDLE = make_chunk(256, 40, [3, 5], more=9)
+"""In the middle of its prompt; shares a block with the one that decodes."""
+NEW = make_chunk(0, 7, [2])
+
+
 def test_a_mixed_step_is_described_by_tables_and_lengths() -> None:
-    """A request that decodes, one that shares its block and is in the middle of its prompt, a new one."""
-    seen = seen_by_kernel(
-        make_chunk(300, 1, [3, 1]), make_chunk(256, 40, [3, 5], more=9), make_chunk(0, 7, [2])
-    )
+    seen = seen_by_kernel(DECODE, MIDDLE, NEW, heads=2)
     assert seen["block_table"].tolist() == [[3, 1], [3, 5], [2, BLANK_BLOCK]]
     assert seen["seqused_k"].tolist() == [301, 296, 7]
     assert seen["cu_seq_q"].tolist() == [0, 1, 41, 48]
     assert seen["cu_seq_k"].tolist() == [0, 301, 597, 604]
-    assert (seen["max_q"], seen["max_k"]) == (40, 512)
-    assert (seen["window_size"], seen["scale"], seen["enable_gqa"]) == ((-1, 0), 0.25, True)
+    assert (seen["max_q"], seen["max_k"]) == (40, 2048)
+    assert (seen["window_size"], seen["scale"], seen["enable_gqa"]) == ((-1, 0), 0.25, False)
     assert seen["num_splits"] == 1
     assert seen.get("return_aux") is None
+
+
+def test_where_heads_share_keys_requests_with_one_token_are_a_call_of_their_own() -> None:
+    (folded, rest), result = calls_of_kernel(DECODE, MIDDLE, NEW)
+    assert (len(folded["query"]), folded["max_q"], folded["cu_seq_q"].tolist()) == (1, 1, [0, 1])
+    assert (folded["window_size"], folded["num_splits"]) == ((-1, -1), DECODE_SPLITS)
+    assert (len(rest["query"]), rest["max_q"], rest["cu_seq_q"].tolist()) == (48, 40, [1, 41, 48])
+    assert (rest["window_size"], rest["num_splits"]) == ((-1, 0), 1)
+    assert rest["block_table"].tolist() == [[3, 5], [2, BLANK_BLOCK]]
+    assert result.isfinite().all()
 
 
 def test_a_window_counts_the_token_itself() -> None:
@@ -174,20 +207,21 @@ def test_heads_that_share_keys_are_folded_and_keys_split_where_each_request_has_
     decode = [make_chunk(300, 1, [3, 1]), make_chunk(5, 1, [2])]
     folded = seen_by_kernel(*decode)
     assert (folded["window_size"], folded["num_splits"]) == ((-1, -1), DECODE_SPLITS)
-    for other in (
-        seen_by_kernel(*decode, window=400),
-        seen_by_kernel(*decode, heads=2),
-        seen_by_kernel(*decode, make_chunk(0, 7, [5])),
-    ):
+    for other in (seen_by_kernel(*decode, window=400), seen_by_kernel(*decode, heads=2)):
         assert other["window_size"][1] == 0
         assert other["num_splits"] == 1
 
 
-def test_a_request_has_the_same_splits_whatever_runs_beside_it() -> None:
-    alone, beside = (
-        seen_by_kernel(make_chunk(5, 1, [2]), *more) for more in ([], [make_chunk(900, 1, [3, 1, 4, 5])])
-    )
-    assert alone["num_splits"] == beside["num_splits"]
+@pytest.mark.parametrize(
+    "others", [[make_chunk(1500, 1, [4, 5, 6, 7, 8, 2])], [NEW], [make_chunk(5, 1, [2]), MIDDLE]], ids=len
+)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_request_has_the_same_bits_whatever_runs_beside_it(others: list[Any], heads: int) -> None:
+    """The kernel divides keys by the longest context that it is told, which is never that of the step."""
+    (first, *_), alone = calls_of_kernel(DECODE, heads=heads)
+    (other, *_), beside = calls_of_kernel(DECODE, *others, heads=heads)
+    assert torch.equal(alone[0], beside[0])
+    assert (first["max_k"], first["num_splits"]) == (other["max_k"], other["num_splits"])
 
 
 def test_without_splits_it_is_used_where_they_are_not_right(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,11 +230,20 @@ def test_without_splits_it_is_used_where_they_are_not_right(caplog: pytest.LogCa
 
     kernels = [
         Candidate("varlen", partial(VarlenAttentionBackend, AMPERE, spoiled, splits=splits), PAGE_SIZE)
-        for splits in (DECODE_SPLITS, 1)
+        for splits in (DECODE_SPLITS, 1, 0)
     ]
     choice = choose_attention([PLAIN], torch.bfloat16, CPU, kernels=kernels)
     assert choice.name == "varlen"
     assert "it differs from the reference by " in caplog.messages[-1]
+
+
+def test_heads_are_not_folded_where_that_is_not_right() -> None:
+    def spoiled(*args: Any, **given: Any) -> Any:
+        return varlen_attn(*args, **given) * (1 if given["window_size"][1] == 0 else 2)
+
+    folds = Candidate("folds", partial(VarlenAttentionBackend, AMPERE, spoiled, splits=1), PAGE_SIZE)
+    plain = Candidate("plain", partial(VarlenAttentionBackend, AMPERE, spoiled, splits=0), PAGE_SIZE)
+    assert choose_attention([PLAIN], torch.bfloat16, CPU, kernels=[folds, plain]).name == "plain"
 
 
 def test_lengths_are_known_without_the_device() -> None:

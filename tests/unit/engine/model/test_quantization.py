@@ -85,9 +85,19 @@ def settings_with(method: str) -> PretrainedConfig:
 MXFP4 = settings_with("mxfp4")
 
 
-def test_weights_of_an_ordinary_model_are_read_as_they_are() -> None:
-    assert load_options(PretrainedConfig(), GPU) == [{}]
+def test_plain_weights_are_read_into_the_devices_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers asks whether `accelerate` is there and does without it; `meta` stands for the device."""
+    monkeypatch.setattr(quantization, "find_spec", lambda name: name == "accelerate" or None)
+    monkeypatch.setattr("transformers.integrations.accelerate.is_accelerate_available", lambda: True)
+    (options,) = load_options(PretrainedConfig(), torch.device("meta"))
+    network: Any = AutoModelForCausalLM.from_pretrained(tiny_model(), **options)
+    assert all(weight.is_meta for weight in network.parameters())
+    assert load_options(PretrainedConfig(), CPU) == [{}]
     assert load_options(settings_with("fp8"), GPU) == [{}]
+    monkeypatch.setattr(quantization, "find_spec", lambda _name: None)
+    assert load_options(PretrainedConfig(), GPU) == [{}]
 
 
 def test_mxfp4_stays_as_it_is_only_on_a_gpu_with_all_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import ModelRefused
 from engine.request import EngineRequest, TokenLogprobs
 from tests.support.engines import Bench, make_request, save_random_model, start_model
 from tests.support.equal_bits import with_equal_bits
@@ -104,3 +105,13 @@ def test_resumed_after_some_tokens_and_with_a_prefix_that_is_cached(model: Path,
         ]
         assert bench.say(*rest) == [(tokens[stored:], entries[stored:]) for tokens, entries in alone]
     bench.engine.close(drain=True)
+
+
+def test_a_model_whose_bits_are_equal_is_served_where_answers_must_be_exact() -> None:
+    start(MODELS["the demo model"](), exact="on").engine.close(drain=True)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("experts", "bfloat16"), ("the demo model", "float32")])
+def test_another_model_is_refused_where_answers_must_be_exact(name: str, dtype: str) -> None:
+    with pytest.raises(ModelRefused, match=r"would not be exact: .* With `exact` auto it is served"):
+        start(MODELS[name](), exact="on", dtype=dtype)

@@ -85,6 +85,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "graphs": ("off", "off"),
     "ahead": ("off", "off"),
     "prompt_lookup": ("off", "off"),
+    "exact": ("on", "on"),
     "oidc_issuer": ("https://login.example", "https://login.example"),
     "oidc_audience": ("https://api.example", "https://api.example"),
     "oidc_tenant_claim": ("org", "org"),

@@ -27,6 +27,7 @@ def reached(**flags: str) -> EngineConfig:
         ({"ahead": "off"}, {"pipelined": False}),
         ({}, {"prompt_lookup": "auto"}),
         ({"prompt_lookup": "off"}, {"prompt_lookup": "off"}),
+        ({"exact": "on"}, {"exact": "on"}),
         ({"block_size": "256"}, {"block_size": 256}),
         ({}, {"token_budget": None, "max_running": None}),
         ({"token_budget": "4096", "max_running": "32"}, {"token_budget": 4096, "max_running": 32}),
