@@ -34,6 +34,7 @@ BENCHES = (
     "gpu_check",
     "llama_server",
     "remote",
+    "remote_cpu",
     "peers",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs.

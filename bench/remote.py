@@ -1,4 +1,4 @@
-"""Holdfast in front of vLLM against vLLM's own Responses API, on the same engine; CPU time of a token."""
+"""Holdfast in front of vLLM against vLLM's own Responses API, on the same engine."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import remote_cpu
 from bench.clients import Capture, read_streams
 from bench.rounds import divide, tell
 from server.configuration.shipped_files import demo_model_folder
@@ -37,8 +36,7 @@ SHAPE: Mapping[str, object] = {
 
 
 def run() -> None:
-    """CPU µs a token on a fake engine. Tokens/s and first token ÷ vLLM's own, which needs `make vllm`."""
-    remote_cpu.run()
+    """Tokens/s and first token ÷ vLLM's own, which needs `make vllm`."""
     if not installed():
         print(f"There is no {PROGRAM}: make vllm")
         return
