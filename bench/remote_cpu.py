@@ -71,8 +71,8 @@ def _compare(servers: Sequence[ServerProcess]) -> None:
     # engine and the clients would be full first.
     ratios = divide([2 * cost for cost in costs["half"]], costs["two"])
     tell("tokens/s that two processes could take ÷ one", ratios, f">={LEAST_RATIO}")
-    most = 1e6 / statistics.median(costs[f"{STREAMS}"])
-    print(f"  one process could take {most:.0f} tokens/s on a core of its own")
+    ceiling = 1e6 / statistics.median(costs[f"{STREAMS}"])
+    print(f"  one process could take {ceiling:.0f} tokens/s on a core of its own")
 
 
 def _of_token(servers: Sequence[ServerProcess], streams: int, turn: int) -> float:
