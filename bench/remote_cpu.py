@@ -26,7 +26,7 @@ ROUNDS = 3
 CREATES = 100
 """By each thread."""
 CREATORS = 4
-MOST_US = {1: 1000, 8: 300, STREAMS: 60}
+MOST_US = {1: 1000, 8: 300, STREAMS: 150}
 """CPU time of a token, by the number of streams."""
 MOST_CREATE_US = 2500
 LEAST_RATIO = 1.8
