@@ -146,10 +146,7 @@ class VarlenAttentionBackend:
         # the keys once for all heads that share them.
         if not (single and shares_heads and call.window is None and self.splits):
             return self._attend(call, keys, values, metadata)
-        first, rest = (
-            replace(call, query=call.query[:single]),
-            metadata.part(single, requests, metadata.max_query_len),
-        )
+        first = replace(call, query=call.query[:single])
         folded = self._attend(first, keys, values, metadata.part(0, single, 1), self.splits)
         if single == requests:
             return folded
