@@ -111,7 +111,8 @@ class EngineConfig(QueueSettings):
     pixels they have (the families of Qwen-VL, GLM-V and Pixtral). None is 4096 on a GPU and 1024 on a CPU: a
     vision tower runs for a whole picture in one step, and its time grows with the square of the tokens."""
     torch_threads: int | None = None
-    """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
+    """Intra-op CPU threads; None is 1 for a small model, else the fastest number where a step is one packed
+    row, and torch's default where it is not."""
     decode: DecodeName = "auto"
     """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `graphs` refuses the model if that
     fails; `eager` captures nothing; `static` runs the passes that would be captured (for tests)."""

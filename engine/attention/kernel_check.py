@@ -23,6 +23,9 @@ SOFTCAP_FACTOR = 2
 MAX_CHECKED_WINDOW = 8192
 """A longer sliding window is not checked for where it ends."""
 
+LONGER = 16
+"""The longest context that a case tells of is this many times its tables, as in most steps."""
+
 MAX_CHUNK = 70
 """Tokens of the chunk over a whole window; bounds the reference's memory. The chunk ends in a new block."""
 
@@ -179,7 +182,7 @@ def make_case(
         torch.tensor([0, *query_lens]).cumsum(0).to(device, torch.int32),
         torch.tensor([0, *seq_lens]).cumsum(0).to(device, torch.int32),
         max_query_len=max(query_lens),
-        max_seq_len=block_tables.shape[1] * size,
+        max_seq_len=LONGER * block_tables.shape[1] * size,
         num_single=sum(count == 1 for count in query_lens),
     )
     rows = zip(metadata.block_tables, seq_lens, query_lens, strict=True)

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The children of a decoder layer of the common shape."""
-TRIED_TOKENS = 3
 
 Forward = Callable[..., Any]
 
@@ -107,7 +106,8 @@ def _fused_forward(layer: Any, rotation: Rotation, call: LayerCall) -> Forward:
 
     def forward(hidden_states: Tensor, *others: Any, **named: Any) -> Tensor:
         step = current_step.get()
-        if step is None or others or named.get("past_key_values") is not None:
+        own = named.get("past_key_values"), named.get("attention_mask")
+        if step is None or others or own != (None, None):
             return original(hidden_states, *others, **named)  # type: ignore[no-any-return]
         rows = product(first_norm(hidden_states)).view(-1, turned_heads + shared, size)
         turned = rows[:, :turned_heads]
@@ -156,10 +156,11 @@ def _try(layer: Any, rotation: Rotation, fused: list[Any], *arguments: Any, **na
     return expected
 
 
-def fuse_layers(network: PreTrainedModel) -> None:
+def fuse_layers(network: PreTrainedModel, context_length: int) -> None:
     """Gives decoder layers of the common shape a forward of few operations.
 
-    Only with packed weights in bfloat16 on a CPU, and not where adapters are to be added to the layers.
+    Only with packed weights in bfloat16 on a CPU, and not where adapters are to be added to the layers. The
+    first and the last positions are tried: some models scale late queries.
     """
     rotation = Rotation()
     fused: list[Any] = []
@@ -173,10 +174,10 @@ def fuse_layers(network: PreTrainedModel) -> None:
         return
     for layer in tried:
         layer.forward = partial(_try, layer, rotation, fused)
-    places = torch.arange(TRIED_TOKENS)[None]
+    places = torch.tensor([[0, 1, context_length // 2, context_length - 1]])
     try:
         with torch.inference_mode():
-            network(input_ids=places + 1, position_ids=places, use_cache=False)
+            network(input_ids=torch.ones_like(places), position_ids=places, use_cache=False)
     except Exception as error:  # noqa: BLE001 - whatever an architecture raises, it is computed as it is
         log.debug("layers are not fused: %r", error)
         fused.clear()
@@ -184,3 +185,4 @@ def fuse_layers(network: PreTrainedModel) -> None:
         del layer.forward
     for layer, forward in fused:
         layer.forward = forward
+    log.info("%d of %d layers of the common shape are computed in few operations", len(fused), len(tried))

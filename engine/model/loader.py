@@ -179,7 +179,7 @@ def _load_with(
     progress("checking that every layer attends as it should")
     ways = forward_ways(network, _say)
     if not config.adapters:
-        fuse_layers(network)
+        fuse_layers(network, read_context_length(network.config.get_text_config()))
     return network, ways
 
 

@@ -58,7 +58,7 @@ def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapp
     if method == "compressed-tensors" and device.type == "cpu" and find_spec("compressed_tensors"):
         return [{"quantization_config": CompressedTensorsConfig(dequantize=True)}]
     if method is None and device.type != "cpu" and find_spec("accelerate"):
-        return [{"device_map": {"": device}}]
+        return [{"device_map": {"": device}}, {}]
     if method != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}

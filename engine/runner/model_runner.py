@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ from engine.scheduling.sequence import TokenSequence
 from engine.weights_digest import digests_by_adapter
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +284,8 @@ class ModelRunner:
         fits = blocks <= self._kv_cache.blocks and operations <= MAX_BITS_OPERATIONS
         if self._passes is not None or not fits:
             difference: str | None = "it was not tried"
+        elif self._adapters.names:
+            difference = "adapters' products depend on how many tokens they get"
         elif has_experts(self._network):
             difference = "experts are products whose sums depend on how many tokens they get"
         else:
@@ -297,25 +302,29 @@ class ModelRunner:
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 
-    def choose_by_time(self, *, drafts: bool) -> None:
-        """Chooses the number of threads, if it is not set, and how many tokens are drafted, if any are.
+    def choose_threads(self) -> None:
+        """Chooses the number of threads by trial, if it is not set and a step is one packed row on a CPU."""
+        if self._threads is None and (timed := self._time_steps(row_costs.fastest_threads)):
+            self._threads = timed
+            log.info("steps are computed by %d threads", timed)
 
-        Both by the time of steps, where a step is one packed row on a CPU.
-        """
-        size = self._kv_cache.block_size
-        blocks = row_costs.blocks_used(size)
-        if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
-            return
-        with self.thread_context():
-            if self._threads is None:
-                self._threads = row_costs.fastest_threads(self._compute_and_sample, size)
-                log.info("steps are computed by %d threads", self._threads)
-            seconds = row_costs.measure_steps(self._compute_and_sample, size) if drafts else None
-        self._kv_cache.scrub(range(1, blocks + 1))
-        if seconds is not None:
+    def choose_drafts(self) -> None:
+        """Drafts tokens where they can be computed in one step, by what rows of it cost."""
+        if seconds := self._time_steps(row_costs.measure_steps):
             rows = ", ".join(f"{n} rows take {1000 * taken:.1f} ms" for n, taken in seconds.of_rows.items())
             log.info("steps of %s; a draft takes %.2f ms more", rows, 1000 * seconds.of_draft)
             self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
+
+    def _time_steps(self, measure: Callable[[Callable[[SchedulerOutput], object], int], T]) -> T | None:
+        """What is found by timing steps; None where a step is no packed row on a CPU, or memory is short."""
+        size = self._kv_cache.block_size
+        blocks = row_costs.blocks_used(size)
+        if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
+            return None
+        with self.thread_context():
+            found = measure(self._compute_and_sample, size)
+        self._kv_cache.scrub(range(1, blocks + 1))
+        return found
 
     def _compute_and_sample(self, plan: SchedulerOutput) -> None:
         self.begin(plan).sample(lambda _sequence: True).read()
@@ -496,8 +505,10 @@ def _first_right_way(
         if way.reason or faults:
             log.warning("%s is computed by %s, which is slower: %s", name, way, way.reason or faults[0])
         executor.check_pipelining(refuses=config.pipelined is True)
+        executor.choose_threads()
         executor.check_bits(progress, config.exact)
-        executor.choose_by_time(drafts=config.prompt_lookup == "auto")
+        if config.prompt_lookup == "auto":
+            executor.choose_drafts()
         return executor, limits
 
     found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)

@@ -199,8 +199,8 @@ class Scheduler:
 
         First, waiting requests with a better priority, or of a key that runs nothing, may preempt running
         ones. Then come one token for each decoding request, prompts in progress, and new requests, so that a
-        long prompt never delays decoding. `token_budget >= max_running` leaves at least one token for the
-        first request in the order.
+        long prompt never delays decoding. Every budget leaves at least one token for the first request in
+        the order: that of a step is at least `max_running`, of an idle one more than what is running.
         """
         self._admit_urgent()
         self._admit_unserved()

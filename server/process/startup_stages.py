@@ -219,6 +219,9 @@ class Recording:
         self.tool_loop.on_committed(updates)
         self._settle_rates(updates)
         self.loaded.events.committed(updates)
+        for update in updates:
+            if update.is_last:
+                self.claimer.ended(update.run.facts.id)
         if any(update.run.ending is not None for update in updates):
             self.webhooks.response_ended()
 

@@ -1,6 +1,7 @@
 """Rows as parameters of one statement: an array for each column, of which `unnest` makes rows. Pure.
 
-`literal` and `with_numbers` are for statements that are executed without SQLAlchemy.
+Arrays are sent as text, which costs a tenth of the driver's lists. `with_numbers` is for statements that are
+executed without SQLAlchemy.
 """
 
 from collections.abc import Collection, Mapping, Sequence

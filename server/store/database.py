@@ -257,6 +257,7 @@ class Database:
         if is_read_only(error):
             self._note_read_only(error)
         elif is_unavailable(error):
+            self._lost_at = monotonic()
             self.outage.report_failure(began, error)
         if is_disk_full(error):
             self._disk_full_at = monotonic()

@@ -231,14 +231,19 @@ def _json_text(document: str | bytes) -> str:
 
 
 @contextmanager
-def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
-    """The underlying psycopg connection, in the same transaction, for COPY. Raises DatabaseError."""
+def psycopg_connection(connection: Connection, statement: str = "copy") -> Iterator[TimeoutConnection]:
+    """The underlying psycopg connection, in the same transaction. Raises DatabaseError, with `statement`.
+
+    A connection that is lost is invalidated, so that the transaction's end does not hide why it was.
+    """
     raw = connection.connection.driver_connection
     assert isinstance(raw, TimeoutConnection)
     try:
         yield raw
     except psycopg.Error as error:
-        raise as_database_error("copy", error) from error
+        if raw.closed:
+            connection.invalidate(error)
+        raise as_database_error(statement, error) from error
 
 
 def execute(
@@ -248,7 +253,7 @@ def execute(
     it, which takes longer than the driver's. Raises DatabaseError.
     """
     query, names = statement
-    with psycopg_connection(connection) as raw:
+    with psycopg_connection(connection, query) as raw:
         cursor = psycopg.RawCursor(raw).execute(query, [parameters[name] for name in names])
         return cursor.fetchall() if cursor.description else []
 

@@ -222,6 +222,8 @@ def check_engine_settings(config: Config) -> None:
         )
     if not remote and config.engine_url is not None:
         raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {config.engine}.")
+    if config.exact == "on" and config.engine not in ("auto", "model"):
+        raise ConfigError(f"exact=on is for engine model: what {config.engine} computes is not checked here.")
     if remote and config.adapters is not None:
         raise ConfigError(
             "adapters are loaded by vLLM, not here: see --lora-modules of vLLM, and --engine-args."

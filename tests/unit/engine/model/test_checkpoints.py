@@ -143,7 +143,7 @@ class Surprise(Exception):
 def test_whatever_breaks_while_loading_is_a_refusal_with_its_kind(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_args: object) -> None:
+    def fail(*_args: object, **_more: object) -> None:
         raise Surprise("a model like no other")
 
     monkeypatch.setattr(model_module, place, fail)

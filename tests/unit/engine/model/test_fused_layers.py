@@ -22,6 +22,18 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SCALED_FROM_20 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 20,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""Queries from this position on are scaled."""
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 
@@ -81,7 +93,7 @@ def test_a_layer_of_the_common_shape_has_the_same_bits_in_fewer_operations(
     model_type: str, others: dict[str, Any]
 ) -> None:
     own, fused = make(model_type, others), make(model_type, others)
-    fuse_layers(fused)
+    fuse_layers(fused, 100)
     for tokens in (1, 2, 33, 70):
         expected, operations = compute(own, tokens)
         logits, fewer = compute(fused, tokens)
@@ -97,13 +109,14 @@ def test_a_layer_of_the_common_shape_has_the_same_bits_in_fewer_operations(
         ("gemma", {}),
         ("olmo2", {}),
         ("llama", {"hidden_act": "gelu"}),
+        ("ministral3", {"rope_parameters": SCALED_FROM_20}),
         ("glm4", {"pad_token_id": 0}),
         ("smollm3", {"no_rope_layers": [0, 0, 0], "pad_token_id": 0}),
     ],
 )
 def test_a_layer_of_another_shape_stays_as_it_is(model_type: str, others: dict[str, Any]) -> None:
     own, same = make(model_type, others), make(model_type, others)
-    fuse_layers(same)
+    fuse_layers(same, 100)
     expected, operations = compute(own, 5)
     logits, as_many = compute(same, 5)
     assert torch.equal(logits, expected)

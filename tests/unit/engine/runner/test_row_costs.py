@@ -38,3 +38,15 @@ def test_threads_are_halved_while_that_is_much_faster(
         clock[0] += seconds(torch.get_num_threads(), plan[0].count)
 
     assert fastest_threads(step, 16, lambda: clock[0]) == fastest
+    assert torch.get_num_threads() == fastest, "they are used from now on"
+
+
+@pytest.mark.usefixtures("sixteen_cores")
+def test_a_burst_of_load_in_the_first_trial_halves_nothing() -> None:
+    clock, steps = [0.0], [0]
+
+    def step(_plan: SchedulerOutput) -> None:
+        steps[0] += 1
+        clock[0] += 10.0 if steps[0] < 7 else 1.0
+
+    assert fastest_threads(step, 16, lambda: clock[0]) == 16
