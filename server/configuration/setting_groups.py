@@ -397,8 +397,8 @@ class LocalEngineSettings:
     kv_memory: int | None = setting(None, "bytes of the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = setting(
         None,
-        "CPU threads per operation; default: one for a small model, else torch's choice, or fewer if they are "
-        "much faster in a trial at load",
+        "CPU threads per operation; default: one for a small model, else torch's choice, or fewer if a trial "
+        "at load is much faster",
         low=1,
         high=4096,
     )

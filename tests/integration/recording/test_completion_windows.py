@@ -13,6 +13,7 @@ from server.store.cluster import claims
 from server.store.database import Database
 from tests.integration.recording.claiming import Taking, taking
 from tests.support.builders import TENANT, accept, register
+from tests.support.eventually import eventually
 
 
 def queue(database: Database, priority: int, count: int = 1) -> list[UUID]:
@@ -28,9 +29,13 @@ def queue(database: Database, priority: int, count: int = 1) -> list[UUID]:
 def taken(at: Taking) -> list[UUID]:
     """What the replica has begun since it was asked last."""
     at.claimer.claim_all()
-    requests = [UUID(request.request_id) for request in at.engine.requests]
+    requests = begun(at)
     at.engine.requests.clear()
     return requests
+
+
+def begun(at: Taking) -> list[UUID]:
+    return [UUID(request.request_id) for request in at.engine.requests]
 
 
 def test_they_come_after_every_other_and_take_an_eighth_of_what_a_replica_runs(database_url: str) -> None:
@@ -46,6 +51,23 @@ def test_a_replica_that_runs_one_at_a_time_runs_them_too(database_url: str) -> N
     with taking(database_url, max_running=1) as at:
         first, _ = queue(at.bench.database, IDLE_PRIORITY, 2)
         assert taken(at) == [first]
+
+
+def test_of_few_that_a_replica_runs_they_take_half(database_url: str) -> None:
+    with taking(database_url, max_running=4) as at:
+        idle = queue(at.bench.database, IDLE_PRIORITY, 3)
+        assert taken(at) == idle[:2]
+
+
+def test_the_end_of_one_begins_the_next_without_a_poll(database_url: str) -> None:
+    with taking(database_url, max_running=1, poll_seconds=3600) as at:
+        first, second = queue(at.bench.database, IDLE_PRIORITY, 2)
+        at.claimer.start()
+        eventually(lambda: begun(at) == [first])
+        at.bench.recorder.capacity.discard(first)
+        at.claimer.ended(first)
+        eventually(lambda: begun(at) == [first, second])
+        at.claimer.stop()
 
 
 def test_they_do_not_begin_while_another_response_runs(database_url: str) -> None:
