@@ -1,10 +1,13 @@
 """What 500 background responses with a window of 8h add to the latency of others on the same replica.
 
+BENCH_ROUNDS is how many rounds there are in place of eight.
+
 Short phases of the same arrivals alternate, without the queue and with it. Each phase beside it is divided by
 the mean of the two around it, so that a machine that grows slower weighs on neither. How far apart two phases
 without the queue are is told, too: a difference within that range is none.
 """
 
+import os
 import random
 import statistics
 import time
@@ -28,7 +31,7 @@ REQUESTS = 100
 TOKENS = 32
 PER_SECOND = 5
 """Arrivals at random moments, some at once, with pauses in which nothing else is to be computed."""
-ROUNDS = 8
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "8"))
 SENDERS = 8
 """Threads that send and cancel the queue."""
 SETTINGS: Mapping[str, object] = {"torch_threads": 1}
