@@ -25,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 
 IDLE_RESPONSES = 500
-IDLE_TOKENS = 384
+IDLE_TOKENS = 768
 """So many that some are left at the end of a phase."""
 REQUESTS = 100
 TOKENS = 32
