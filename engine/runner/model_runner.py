@@ -275,19 +275,16 @@ class ModelRunner:
 
         Raises `ModelRefused` where they do, or it was not tried, and the answers must be exact.
         """
-        if exact == "off":
-            progress("rounding may change an answer that is resumed or computed beside others: exact is off")
-            return
         size = self._kv_cache.block_size
         blocks = bits_check.blocks_used(size)
         operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
         fits = blocks <= self._kv_cache.blocks and operations <= MAX_BITS_OPERATIONS
-        if self._passes is not None or not fits:
-            difference: str | None = "it was not tried"
-        elif self._adapters.names:
-            difference = "adapters' products depend on how many tokens they get"
-        elif has_experts(self._network):
-            difference = "experts are products whose sums depend on how many tokens they get"
+        if exact == "off":
+            difference: str | None = "exact is off"
+        elif self._passes is not None or not fits:
+            difference = "it was not tried"
+        elif self._adapters.names or has_experts(self._network):
+            difference = "sums of experts and adapters depend on how many tokens they get"
         else:
             with self.thread_context():
                 vocab_size = self.model_info.vocab_size
@@ -296,9 +293,7 @@ class ModelRunner:
         if difference is None:
             progress("answers are the same to the last bit whatever is computed beside them")
         elif exact == "on":
-            raise ModelRefused(
-                f"its answers would not be exact: {difference}. With `exact` auto it is served."
-            )
+            raise ModelRefused(f"its answers are not exact: {difference}; with `exact` auto it is served")
         else:
             progress(f"rounding may change an answer that is resumed or computed beside others: {difference}")
 

@@ -113,5 +113,5 @@ def test_a_model_whose_bits_are_equal_is_served_where_answers_must_be_exact() ->
 
 @pytest.mark.parametrize(("name", "dtype"), [("experts", "bfloat16"), ("the demo model", "float32")])
 def test_another_model_is_refused_where_answers_must_be_exact(name: str, dtype: str) -> None:
-    with pytest.raises(ModelRefused, match=r"would not be exact: .* With `exact` auto it is served"):
+    with pytest.raises(ModelRefused, match=r"are not exact: .*; with `exact` auto it is served"):
         start(MODELS[name](), exact="on", dtype=dtype)
