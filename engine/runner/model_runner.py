@@ -299,9 +299,9 @@ class ModelRunner:
 
     def choose_threads(self) -> None:
         """Chooses the number of threads by trial, if it is not set and a step is one packed row on a CPU."""
-        if self._threads is None and (timed := self._time_steps(row_costs.fastest_threads)):
-            self._threads = timed
-            log.info("steps are computed by %d threads", timed)
+        if self._threads is None and (threads := self._time_steps(row_costs.fastest_threads)):
+            self._threads = threads
+            log.info("steps are computed by %d threads", threads)
 
     def choose_drafts(self) -> None:
         """Drafts tokens where they can be computed in one step, by what rows of it cost."""
@@ -311,7 +311,7 @@ class ModelRunner:
             self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
 
     def _time_steps(self, measure: Callable[[Callable[[SchedulerOutput], object], int], T]) -> T | None:
-        """What is found by timing steps; None where a step is no packed row on a CPU, or memory is short."""
+        """The result of timing steps; None if a step is no packed row on a CPU or the KV cache is too small."""
         size = self._kv_cache.block_size
         blocks = row_costs.blocks_used(size)
         if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:

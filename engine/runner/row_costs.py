@@ -17,7 +17,7 @@ ROWS = (1, 4, 16, 32, 64)
 """Numbers of rows whose steps are timed."""
 
 FEW_ROWS = (1, 8, 16, 32)
-"""The same for slow models."""
+"""Numbers of rows whose steps are timed for models of which a step takes longer than `SLOW_SECONDS`."""
 
 DRAFTS = 8
 """Requests in the step that times drafts of one token: twice as many rows are among those that are timed."""
