@@ -311,7 +311,7 @@ class ModelRunner:
             self.drafts = DraftPlanner(seconds, self._masks.grammars.prefix)
 
     def _time_steps(self, measure: Callable[[Callable[[SchedulerOutput], object], int], T]) -> T | None:
-        """The result of timing steps; None if a step is no packed row on a CPU or the KV cache is too small."""
+        """The result of timing steps; None if a step is no packed row on a CPU or the cache is too small."""
         size = self._kv_cache.block_size
         blocks = row_costs.blocks_used(size)
         if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
