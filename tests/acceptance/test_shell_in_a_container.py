@@ -31,6 +31,7 @@ ANSWERS = json.dumps(
         ("Look again", tool_call("container__shell", commands=COMMANDS)),
         ("No such file", "There is no such file."),
         ("The sky has fallen", "It is broken."),
+        ("Do it", tool_call("shell", commands=COMMANDS)),
         ("Reckon", tool_call("container__shell", commands=COMMANDS, timeout_ms=1000)),
         ("Wrong", tool_call("container__shell", commands="ls")),
     ]
@@ -169,10 +170,8 @@ def test_a_shell_of_the_client_stays_the_clients(client: OpenAI, container: Fake
 
 
 def test_a_forced_shell_is_called(client: OpenAI, container: FakeMcp) -> None:
-    told = client.responses.create(
-        model=MODEL, input="Reckon it.", tools=[SHELL], tool_choice={"type": "shell"}
-    )
-    assert [call["name"] for call in container.calls] == ["shell"], told.to_json()
+    told = client.responses.create(model=MODEL, input="Do it.", tools=[SHELL], tool_choice={"type": "shell"})
+    assert [call["arguments"]["commands"] for call in container.calls] == [COMMANDS], told.to_json()
 
 
 @pytest.mark.parametrize(
