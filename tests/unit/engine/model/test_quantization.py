@@ -93,7 +93,8 @@ def test_plain_weights_are_read_into_the_devices_memory(
     monkeypatch.setattr("transformers.integrations.accelerate.is_accelerate_available", lambda: True)
     options, plain = load_options(PretrainedConfig(), torch.device("meta"))
     network: Any = AutoModelForCausalLM.from_pretrained(tiny_model(), **options)
-    assert all(weight.is_meta for weight in network.parameters()) and not plain
+    assert all(weight.is_meta for weight in network.parameters())
+    assert not plain
     assert load_options(PretrainedConfig(), CPU) == [{}]
     assert load_options(settings_with("fp8"), GPU) == [{}]
     monkeypatch.setattr(quantization, "find_spec", lambda _name: None)
