@@ -7,6 +7,8 @@ not split by a longer match of another terminal. Linear in the grammar's length.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from engine.grammar.matcher import BadGrammar
 
@@ -89,24 +91,16 @@ def _rules(tokens: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]
 def _terminals(rules: Mapping[str, Sequence[tuple[str, str]]], used: Mapping[str, set[str]]) -> set[str]:
     """The names of rules without recursion that have at most MAX_TERMINAL characters expanded."""
     sizes: dict[str, int] = {}
-    users: dict[str, list[str]] = {}
-    open_uses = {name: len(words) for name, words in used.items()}
-    for name, words in used.items():
-        for word in words:
-            users.setdefault(word, []).append(name)
-    ready = [name for name, count in open_uses.items() if count == 0]
-    terminals: set[str] = set()
-    while ready:
-        name = ready.pop()
-        sizes[name] = sum(sizes[word] if kind == "name" else len(word) for kind, word in rules[name])
-        if sizes[name] > MAX_TERMINAL:
-            continue
-        terminals.add(name)
-        for user in users.get(name, ()):
-            open_uses[user] -= 1
-            if open_uses[user] == 0:
-                ready.append(user)
-    return terminals
+    sorter = TopologicalSorter(used)
+    with suppress(CycleError):  # what uses no circle comes all the same
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        for name in ready:
+            size = sum(sizes[word] if kind == "name" else len(word) for kind, word in rules[name])
+            if size <= MAX_TERMINAL:
+                sizes[name] = size
+                sorter.done(name)
+    return set(sizes)
 
 
 def _lark_token(kind: str, word: str, names: Mapping[str, str]) -> str:

@@ -36,11 +36,6 @@ Wait = Callable[[float], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class FixedUrls:
-    urls: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DnsName:
     """Every address of `host` is a server; `path` is empty or begins with a slash."""
 
@@ -49,12 +44,8 @@ class DnsName:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UrlFile:
-    path: Path
-
-
-Source = FixedUrls | DnsName | UrlFile
+Source = tuple[str, ...] | DnsName | Path
+"""Fixed URLs, a name, or a file of URLs."""
 
 
 def read_source(text: str) -> Source:
@@ -69,9 +60,8 @@ def read_source(text: str) -> Source:
         path = text[5:].removeprefix("//")
         if not path.startswith("/") or "\0" in path:
             raise ValueError("file: takes an absolute path, such as file:/etc/holdfast/engines")
-        return UrlFile(Path(path))
-    urls = [read_url(part.strip()) for part in text.split(",") if part.strip()]
-    return FixedUrls(_distinct(urls, "the setting"))
+        return Path(path)
+    return _distinct([read_url(part.strip()) for part in text.split(",") if part.strip()], "the setting")
 
 
 def read_url(text: str) -> str:
@@ -120,14 +110,14 @@ class Discovery:
         self._warning = ""
         self._content: bytes | None = None
         """The content of the file at the last look; None if it could not be read."""
-        if isinstance(self._source, FixedUrls):
-            self._urls = self._source.urls
-        elif isinstance(self._source, UrlFile):
+        if isinstance(self._source, tuple):
+            self._urls = self._source
+        elif isinstance(self._source, Path):
             try:
-                self._content = _content_of(self._source.path)
+                self._content = _content_of(self._source)
                 self._urls = read_file(self._content)
             except (OSError, ValueError) as error:
-                raise ValueError(f"{self._source.path} cannot be used: {_sentence(error)}") from None
+                raise ValueError(f"{self._source} cannot be used: {_sentence(error)}") from None
 
     async def watch(
         self,
@@ -139,7 +129,7 @@ class Discovery:
         if self._urls:
             changed(self._urls)
         source = self._source
-        if isinstance(source, FixedUrls):
+        if isinstance(source, tuple):
             await asyncio.get_running_loop().create_future()
             return
         while True:
@@ -148,7 +138,7 @@ class Discovery:
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if self._warning != (warning := _sentence(error)):  # once, until another one comes
                     self._warning = warning
-                    where = source.path if isinstance(source, UrlFile) else source.host
+                    where = source.host if isinstance(source, DnsName) else source
                     log.warning(
                         "engine servers: %s cannot be used: %s; the last URLs stay in use", where, warning
                     )
@@ -160,14 +150,14 @@ class Discovery:
                     changed(urls)
             await wait(RESOLVE_SECONDS if isinstance(source, DnsName) else FILE_SECONDS)
 
-    async def _read(self, source: DnsName | UrlFile, resolve: Resolve) -> tuple[str, ...]:
+    async def _read(self, source: DnsName | Path, resolve: Resolve) -> tuple[str, ...]:
         """The URLs that count now. Raises OSError or ValueError."""
         if isinstance(source, DnsName):
             async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
                 return urls_of(source, await resolve(source.host, source.port))
         before, self._content = self._content, None
         # A thread, because a file of a network's file system may take long.
-        self._content = await asyncio.to_thread(_content_of, source.path)
+        self._content = await asyncio.to_thread(_content_of, source)
         return read_file(self._content) if self._content == before else self._urls
 
 

@@ -19,8 +19,6 @@ from engine.remote.discovery import (
     MAX_URLS,
     Discovery,
     DnsName,
-    FixedUrls,
-    UrlFile,
     read_file,
     read_source,
     urls_of,
@@ -31,14 +29,14 @@ from engine.remote.discovery import (
 
 def test_urls_are_separated_by_commas_and_have_no_trailing_slash() -> None:
     source = read_source(" http://a:8000/, https://B:8000/prefix/ ,http://[::1]:80,http://a:8000")
-    assert source == FixedUrls(("http://a:8000", "https://b:8000/prefix", "http://[::1]:80"))
+    assert source == ("http://a:8000", "https://b:8000/prefix", "http://[::1]:80")
 
 
 def test_a_name_and_a_file_are_sources_too() -> None:
     assert read_source("dns:http://vllm.default.svc:8000/v") == DnsName("vllm.default.svc", 8000, "/v")
     assert read_source("dns:http://vllm") == DnsName("vllm", 80)
-    assert read_source("file:/etc/engines") == UrlFile(Path("/etc/engines"))
-    assert read_source("file:///etc/engines") == UrlFile(Path("/etc/engines"))
+    assert read_source("file:/etc/engines") == Path("/etc/engines")
+    assert read_source("file:///etc/engines") == Path("/etc/engines")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +79,9 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
 def test_any_text_is_a_source_or_a_value_error(text: str) -> None:
     with suppress(ValueError):
         source = read_source(text)
-        if isinstance(source, FixedUrls):
-            for url in source.urls:
-                assert read_source(url) == FixedUrls((url,))
+        if isinstance(source, tuple):
+            for url in source:
+                assert read_source(url) == (url,)
 
 
 # Files and addresses
