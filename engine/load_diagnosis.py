@@ -6,9 +6,11 @@ compares it with plain arithmetic, too.
 
 import logging
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 
 import torch
 from transformers import AutoConfig
@@ -52,24 +54,15 @@ class Diagnosis:
         return self.kv_blocks * self.block_size
 
 
-class _Collector(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(" ".join(record.getMessage().split()))
-
-
 @contextmanager
-def _collected_warnings() -> Iterator[list[str]]:
+def _collected_warnings() -> Iterator[list[logging.LogRecord]]:
     """The engine's warnings, which go nowhere else meanwhile."""
-    logger, collector = logging.getLogger("engine"), _Collector()
-    propagates = logger.propagate
+    logger, collector = logging.getLogger("engine"), BufferingHandler(sys.maxsize)
+    collector.setLevel(logging.WARNING)
+    propagates, logger.propagate = logger.propagate, False
     logger.addHandler(collector)
-    logger.propagate = False
     try:
-        yield collector.lines
+        yield collector.buffer
     finally:
         logger.removeHandler(collector)
         logger.propagate = propagates
@@ -113,5 +106,5 @@ def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis
                 context_length=runner.model_info.context_length,
                 images=runner.model_info.image_placeholder is not None,
                 attention_fault=fault,
-                warnings=tuple(warnings),
+                warnings=tuple(" ".join(record.getMessage().split()) for record in warnings),
             )
