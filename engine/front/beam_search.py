@@ -59,7 +59,6 @@ class _Candidate(NamedTuple):
         return Beam(token_ids, logprobs, self.total, self.ends, self.origin)
 
 
-@dataclass(kw_only=True, slots=True)
 class BeamSearch:
     """One search, as vLLM's `beam_search`.
 
@@ -68,36 +67,33 @@ class BeamSearch:
     (number of prompt and output tokens) ** `length_penalty`.
     """
 
-    width: int
-    length_penalty: float
-    prompt_length: int
-    max_tokens: int
-    min_tokens: int = 0
-    """Beams that end before this many tokens are dropped."""
-    ends: frozenset[int] = frozenset()
-    logprobs: int | None = None
-    """Top tokens in `Beam.logprobs`; None leaves it empty."""
-    running: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
-    """Beams that go on, best first; none when the search is over."""
-    best: list[Beam] = field(default_factory=list, init=False)
-    """At most `width` beams that ended, best first."""
-    _steps: int = field(default=0, init=False)
+    def __init__(self, request: EngineRequest) -> None:
+        """Beams that end before `request.min_tokens` are dropped."""
+        assert request.beams is not None
+        self.width = request.beams.width
+        self.running = [Beam()]
+        """Beams that go on, best first; none when the search is over."""
+        self.best: list[Beam] = []
+        """At most `width` beams that ended, best first."""
+        self._request, self._length_penalty = request, request.beams.length_penalty
+        self._steps = 0
 
     def advance(self, tables: Sequence[TokenLogprobs]) -> None:
         """Takes the likeliest next tokens of each of `running`, in order."""
+        request, ends = self._request, self._request.ends
         candidates = [
-            _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in self.ends)
+            _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in ends)
             for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
             for token_id, logprob in table.top[: 2 * self.width]
         ]
-        if self._steps >= self.min_tokens:
-            self._keep_best(each.extended(self.logprobs) for each in candidates if each.ends)
+        if self._steps >= request.min_tokens:
+            self._keep_best(each.extended(request.logprobs) for each in candidates if each.ends)
         self._steps += 1
         # All of these have the same length, so that the likeliest have the best scores, whatever the penalty.
         going_on = (each for each in candidates if not each.ends)
         following = nlargest(self.width, going_on, key=lambda each: each.total)
-        self.running = [each.extended(self.logprobs) for each in following]
-        if self._steps == self.max_tokens or self._is_decided():
+        self.running = [each.extended(request.logprobs) for each in following]
+        if self._steps == request.max_tokens or self._is_decided():
             self._keep_best(self.running)
             self.running = []
 
@@ -109,15 +105,15 @@ class BeamSearch:
         self.best = sorted([*self.best, *ended], key=self.score, reverse=True)[: self.width]
 
     def _normalized(self, total: float, output_length: int) -> float:
-        length = self.prompt_length + output_length
-        return float(total / length**self.length_penalty) if length else total
+        length = len(self._request.prompt) + output_length
+        return float(total / length**self._length_penalty) if length else total
 
     def _is_decided(self) -> bool:
         """Whether no running beam can become one of the best any more: sums only fall."""
         if len(self.best) < self.width:
             return False
         worst = self.score(self.best[-1])
-        longest = self.max_tokens if self.length_penalty > 0 else self._steps
+        longest = self._request.max_tokens if self._length_penalty > 0 else self._steps
         return all(self._normalized(beam.total, longest) <= worst for beam in self.running)
 
 
@@ -130,7 +126,7 @@ class _SharedSearch:
     request: EngineRequest
     """The search key: see `_search_key`."""
     search: BeamSearch
-    chains: list[list[bytes]]
+    chains: list[list[bytes]] = field(default_factory=lambda: [[]])
     """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
@@ -185,7 +181,7 @@ class BeamRequests:
 
     def _begin(self, common: EngineRequest) -> _SharedSearch:
         """Reserves the places and submits the first step. Raises `RequestRefused`."""
-        shared = _new_search(common)
+        shared = _SharedSearch(common, BeamSearch(common))
         self._registry.reserve(common.fairness_key, shared.search.width)
         try:
             self._begin_step(shared)
@@ -311,20 +307,6 @@ def _search_key(request: EngineRequest) -> EngineRequest:
         beams=replace(request.beams, rank=0),
         sampling=SamplingParams(seed=0),
     )
-
-
-def _new_search(request: EngineRequest) -> _SharedSearch:
-    assert request.beams is not None
-    search = BeamSearch(
-        width=request.beams.width,
-        length_penalty=request.beams.length_penalty,
-        prompt_length=len(request.prompt),
-        max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens,
-        ends=request.ends,
-        logprobs=request.logprobs,
-    )
-    return _SharedSearch(request, search, [[]])
 
 
 def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineRequest:

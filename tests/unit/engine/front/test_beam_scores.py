@@ -3,11 +3,13 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
 from engine.front.beam_search import Beam, BeamSearch
-from engine.request import TokenLogprobs
+from engine.request import Beams, EngineRequest, TokenLogprobs
+from tests.support.engines import make_request
 from tests.support.rounds import faults_only
 
 VOCABULARY = 6
@@ -33,14 +35,13 @@ class Language:
         return sum(self.logprobs(output[:place])[token] for place, token in enumerate(output))
 
 
-def search(language: Language, **settings: object) -> list[Beam]:
-    wanted: dict[str, object] = {
-        "width": 2,
-        "length_penalty": 1.0,
-        "max_tokens": 5,
-        "ends": frozenset({STOP}),
-    }
-    beams = BeamSearch(prompt_length=PROMPT, **{**wanted, **settings})  # type: ignore[arg-type]
+def request(*, width: int = 2, length_penalty: float = 1.0, **settings: Any) -> EngineRequest:
+    fields = {"max_tokens": 5, "stop_ids": frozenset({STOP}), **settings}
+    return make_request("a", [1] * PROMPT, beams=Beams(width=width, length_penalty=length_penalty), **fields)
+
+
+def search(language: Language, **settings: Any) -> list[Beam]:
+    beams = BeamSearch(request(**settings))
     while beams.running:
         beams.advance([language.table(beam.token_ids, 2 * beams.width) for beam in beams.running])
     return beams.best
@@ -78,7 +79,7 @@ def test_the_outputs_are_those_of_a_search_that_never_ends_early(seed: int, leng
 @pytest.mark.parametrize("seed", range(10))
 def test_a_search_as_wide_as_all_outputs_finds_the_likeliest(seed: int) -> None:
     language = Language(seed)
-    (best, *_) = search(language, width=VOCABULARY**2, length_penalty=0.0, max_tokens=3, ends=frozenset())
+    (best, *_) = search(language, width=VOCABULARY**2, length_penalty=0.0, max_tokens=3, stop_ids=frozenset())
     every = itertools.product(range(VOCABULARY), repeat=3)
     assert best.token_ids == max(every, key=language.likelihood)
     assert best.total == pytest.approx(language.likelihood(best.token_ids))
@@ -88,7 +89,7 @@ def test_one_beam_is_the_greedy_output() -> None:
     language, greedy = Language(3), ()
     for _ in range(6):
         greedy += (language.table(greedy, 1).top[0][0],)  # type: ignore[assignment]
-    (found,) = search(language, width=1, max_tokens=6, ends=frozenset())
+    (found,) = search(language, width=1, max_tokens=6, stop_ids=frozenset())
     assert found.token_ids == greedy
 
 
@@ -102,7 +103,7 @@ def test_no_output_ends_before_the_least_number_of_tokens() -> None:
 
 
 def test_a_search_ends_as_soon_as_nothing_better_can_be_found() -> None:
-    beams = BeamSearch(width=1, length_penalty=0.0, prompt_length=1, max_tokens=1000, ends=frozenset({STOP}))
+    beams = BeamSearch(request(width=1, length_penalty=0.0, max_tokens=1000))
     beams.advance([TokenLogprobs(-0.1, ((STOP, -0.1), (1, -2.5)))])
     assert beams.running == []
     assert [beam.token_ids for beam in beams.best] == [(STOP,)]

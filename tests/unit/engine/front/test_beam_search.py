@@ -47,9 +47,7 @@ def requests(prompt: list[int], name: str = "a", *, width: int = WIDTH, **fields
 def searched(prompt: list[int], stops: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
     """The same by transformers' forward pass, the whole text each time."""
     network: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32)
-    beams = BeamSearch(
-        width=WIDTH, length_penalty=1.0, prompt_length=len(prompt), max_tokens=TOKENS, ends=stops
-    )
+    beams = BeamSearch(requests(prompt, stop_ids=stops)[0])
     while beams.running:
         texts = torch.tensor([[*prompt, *beam.token_ids] for beam in beams.running])
         with torch.no_grad():
