@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.front.beam_search import BeamRequests
-from engine.front.request_registry import AcceptedRequest, Close, Inbound, PauseChanged, RequestRegistry
+from engine.front.request_registry import AcceptedRequest, Close, Inbound, RequestRegistry
 from engine.front.validation import clamped, refuse_bad_images, refuse_bad_request
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
 from engine.request import (
@@ -110,7 +110,7 @@ class EngineFront(ABC):
 
     def set_paused(self, paused: bool) -> None:
         self._registry.paused = paused
-        self._send(PauseChanged())
+        self._send(None)
 
     def stats(self) -> Stats:
         snapshot = self._snapshot()

@@ -57,12 +57,8 @@ class Close:
     drain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """Wakes the engine thread, which reads `RequestRegistry.paused`."""
-
-
-Inbound = AcceptedRequest | Cancel | Close | PauseChanged
+Inbound = AcceptedRequest | Cancel | Close | None
+"""None wakes the engine thread, which reads `RequestRegistry.paused`."""
 
 
 class RequestRegistry:
@@ -205,8 +201,6 @@ class InboxReader(ABC):
 
     def _handle(self, message: Inbound) -> None:
         match message:
-            case PauseChanged():
-                pass
             case AcceptedRequest():
                 self._admit(message)
             case Cancel(request_id, reason):
