@@ -1,14 +1,15 @@
 """`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop.
 
-What happens on the event loop is in `request_loop` and `fleet`.
+What happens on the event loop is in `request_tasks` and `fleet`.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from functools import partial
 
 from engine.bounded_cache import BoundedCache
 from engine.front.engine_front import EngineFront
@@ -17,6 +18,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.remote.engine_protocol import CallFault, EngineProtocol, ImageFile
 from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
 from engine.remote.http_client import EngineClient
+from engine.remote.request_output import Generation
 from engine.remote.request_tasks import RemoteMetrics, RequestLoop
 from engine.remote.vocabulary_files import ModelFolder
 from engine.request import (
@@ -70,22 +72,20 @@ class RemoteEngine(EngineFront):
             grammars = GrammarCompiler(vocabulary)
         registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         super().__init__(model_info, registry, deliver, BLOCK_SIZE, grammars)
-        self._images = ServerImages(
-            model_info.image_token_id, model_info.image_placeholder, self._image_tokens
-        )
+        self._image_counts = BoundedCache[tuple[str, bytes], int](MAX_IMAGE_COUNTS)
+        """Tokens that servers make of pictures, by salt and digest."""
         vocab_size = folder.model_info.vocab_size
         self._metrics = RemoteMetrics(folder.model_info.context_length)
         self._client = EngineClient(
             protocol, config.api_key, config.ca_file, config.silence_timeout, config.trace_parent_of
         )
         self._fleet = Fleet(config, protocol, self._client, folder)
+        masks = TokenMasks(grammars, vocab_size)
         self._requests = RequestLoop(
             registry,
             self._fleet,
             self._client,
-            protocol.features,
-            TokenMasks(grammars, vocab_size),
-            vocab_size,
+            partial(Generation, features=protocol.features, masks=masks, vocab_size=vocab_size),
             config.max_running,
             self._beam_requests.deliver,
             self._metrics,
@@ -123,7 +123,19 @@ class RemoteEngine(EngineFront):
 
     def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
         """Asks a server, unless it was asked lately. `overloaded` if none answers."""
-        return self._images.text(ImageFile(data, digest, cache_salt))
+        token_id, placeholder = self.model_info.image_token_id, self.model_info.image_placeholder
+        if token_id is None or placeholder is None:
+            raise RequestRefused("bad_image", "The model reads no pictures.")
+        count = self._image_counts.get((cache_salt, digest))
+        if count is None:
+            tokens = self._image_tokens(ImageFile(data, digest, cache_salt))
+            if set(tokens) != {token_id}:
+                raise RequestRefused(
+                    "bad_image", "Pictures of this model have tokens of several kinds, which are not served."
+                )
+            count = len(tokens)
+            self._image_counts.put((cache_salt, digest), count)
+        return ImageText(placeholder * count, count)
 
     def _image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         question = self._fleet.image_tokens(image)
@@ -143,11 +155,18 @@ class RemoteEngine(EngineFront):
             raise RequestRefused("closed", "The engine is closed.") from error
 
     def _snapshot(self) -> Stats:
-        return self._metrics.stats(
+        metrics, router = self._metrics, self._fleet.router
+        return Stats(
             running=self._requests.running,
             max_running=self._config.max_running,
-            alive=self._thread.is_alive() and self._fleet.router.available,
-            servers=self._fleet.router.stats,
+            tokens=metrics.tokens,
+            alive=self._thread.is_alive() and router.available,
+            requests=metrics.requests.stats,
+            servers=router.stats,
+            remote=True,
+            prompt_tokens=metrics.prompt_tokens,
+            cached_tokens=metrics.cached_tokens,
+            tokens_per_second=metrics.tokens_per_second,
         )
 
     def trouble(self) -> str | None:
@@ -186,32 +205,3 @@ class RemoteEngine(EngineFront):
                 fleet.cancel()
         finally:
             await self._client.close()
-
-
-class ServerImages:
-    """The numbers of tokens that servers make of pictures; each is asked for once. Thread-safe."""
-
-    def __init__(
-        self, token_id: int | None, placeholder: str | None, tokens_of: Callable[[ImageFile], Sequence[int]]
-    ) -> None:
-        """`token_id` and `placeholder` are those of `ModelInfo`. `tokens_of` asks a server."""
-        self._token_id = token_id
-        self._placeholder = placeholder or ""
-        self._tokens_of = tokens_of
-        self._counts = BoundedCache[tuple[str, bytes], int](MAX_IMAGE_COUNTS)
-
-    def text(self, image: ImageFile) -> ImageText:
-        """The text of the picture in a prompt. Raises `RequestRefused`, and what `tokens_of` raises."""
-        if self._token_id is None:
-            raise RequestRefused("bad_image", "The model reads no pictures.")
-        key = (image.cache_salt, image.digest)
-        count = self._counts.get(key)
-        if count is None:
-            tokens = self._tokens_of(image)
-            if not tokens or set(tokens) != {self._token_id}:
-                raise RequestRefused(
-                    "bad_image", "Pictures of this model have tokens of several kinds, which are not served."
-                )
-            count = len(tokens)
-            self._counts.put(key, count)
-        return ImageText(self._placeholder * count, count)

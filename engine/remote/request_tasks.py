@@ -7,7 +7,7 @@ are handled where they arrive, in the callbacks of connections (`http_client`), 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -15,16 +15,14 @@ from time import monotonic
 
 from engine.front.request_metrics import RequestMetrics
 from engine.front.request_registry import InboxReader, RequestRegistry
-from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
+from engine.remote.engine_protocol import AnswerChunk, CallFault, GenerateCall
 from engine.remote.fleet import Fleet
 from engine.remote.http_client import EngineClient
 from engine.remote.request_output import Generation, call_ids
 from engine.remote.server_choice import EngineServer
 from engine.request import CancelReason, Deliver, Failed, Finished, Tokens, describe
-from engine.sampling.token_masks import TokenMasks
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
-from engine.stats_snapshot import ServerStats, Stats
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +81,11 @@ class Attempts:
 
 
 class RemoteMetrics:
-    """Counts tokens; blocks and steps are the servers' own and stay 0. Any thread reads `stats`."""
+    """Counts tokens; blocks and steps are the servers' own. Any thread reads."""
 
     def __init__(self, context_length: int = 0) -> None:
         self.requests = RequestMetrics(context_length)
-        self._tokens = 0
+        self.tokens = 0
         self.prompt_tokens = 0
         """Of requests that have ended, as the next."""
         self.cached_tokens = 0
@@ -95,29 +93,20 @@ class RemoteMetrics:
         """(begin, tokens) of intervals of `BUCKET_SECONDS` in which tokens came."""
 
     def count_tokens(self, count: int, now: float) -> None:
-        self._tokens += count
+        self.tokens += count
         if self._buckets and now - self._buckets[-1][0] < BUCKET_SECONDS:
             begin, tokens = self._buckets[-1]
             self._buckets[-1] = (begin, tokens + count)
         else:
             self._buckets.append((now, count))
 
-    def stats(self, *, running: int, max_running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
+    @property
+    def tokens_per_second(self) -> float:
         now = monotonic()
         recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
-        idle = not recent or now - recent[-1][0] > IDLE_SECONDS
-        return Stats(
-            running=running,
-            max_running=max_running,
-            tokens=self._tokens,
-            alive=alive,
-            requests=self.requests.stats,
-            servers=servers,
-            remote=True,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            tokens_per_second=0.0 if idle else sum(tokens for _, tokens in recent) / (now - recent[0][0]),
-        )
+        if not recent or now - recent[-1][0] > IDLE_SECONDS:
+            return 0.0
+        return sum(tokens for _, tokens in recent) / (now - recent[0][0])
 
 
 class RequestLoop(InboxReader):
@@ -128,9 +117,7 @@ class RequestLoop(InboxReader):
         registry: RequestRegistry,
         fleet: Fleet,
         client: EngineClient,
-        features: EngineFeatures,
-        masks: TokenMasks,
-        vocab_size: int,
+        new_generation: Callable[[TokenSequence], Generation],
         max_running: int,
         deliver: Deliver,
         metrics: RemoteMetrics,
@@ -140,9 +127,7 @@ class RequestLoop(InboxReader):
         self._delivery_seconds = delivery_seconds
         self._fleet = fleet
         self._client = client
-        self._features = features
-        self._masks = masks
-        self._vocab_size = vocab_size
+        self._new_generation = new_generation
         self._max_running = max_running
         self._metrics = metrics
         self._waiting = FairWaitingQueue()
@@ -187,8 +172,7 @@ class RequestLoop(InboxReader):
         return {request_id: each.sequence for request_id, each in self._generations.items()}
 
     def _begin(self, sequence: TokenSequence) -> None:
-        generation = Generation(sequence, self._features, self._masks, self._vocab_size)
-        self._generations[sequence.request.request_id] = generation
+        self._generations[sequence.request.request_id] = self._new_generation(sequence)
         self._waiting.push(sequence)
 
     def _start_waiting(self) -> None:

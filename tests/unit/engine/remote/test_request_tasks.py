@@ -8,6 +8,7 @@ import pytest
 
 from engine.front.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineDescription, GenerateCall
+from engine.remote.request_output import Generation
 from engine.remote.request_tasks import DELIVERY_SECONDS, RemoteMetrics, RequestLoop
 from engine.remote.server_choice import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
@@ -58,9 +59,7 @@ def loop_of(
         registry,
         cast("Any", server),
         cast("Any", server),
-        VllmProtocol.features,
-        TokenMasks(None, SIZE),
-        SIZE,
+        lambda sequence: Generation(sequence, VllmProtocol.features, TokenMasks(None, SIZE), SIZE),
         4,
         deliver,
         metrics or RemoteMetrics(4096),

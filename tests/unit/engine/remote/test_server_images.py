@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,58 +12,67 @@ import pytest
 from engine.remote.engine_protocol import ImageFile
 from engine.remote.fleet import RemoteConfig
 from engine.remote.llama_protocol import LlamaProtocol
-from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine, ServerImages
+from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine
 from engine.remote.vllm_protocol import RENDER, VllmProtocol
 from engine.remote.vocabulary_files import read_model_folder
 from engine.request import RefusalReason, RequestRefused
 from tests.support.engines import Listener
 
 VISION = Path(__file__).parents[4] / "demo" / "holdfast-vision"
-TOKEN = 9
 PLACED = b'{"token_ids":[1],"features":{"mm_placeholders":{"image":[%b]}}}'
 
 
-def picture(number: int = 0, salt: str = "") -> ImageFile:
-    return ImageFile(b"data", number.to_bytes(32), salt)
+class AskingEngine(RemoteEngine):
+    """Keeps the questions to servers, each of which has the same answer."""
 
+    def __init__(self, *others: int) -> None:
+        folder = read_model_folder(VISION)
+        super().__init__(RemoteConfig(urls="http://127.0.0.1:9"), VllmProtocol(), folder, Listener())
+        assert self.model_info.image_token_id is not None
+        self.tokens = (self.model_info.image_token_id, *others)
+        self.asked: list[tuple[bytes, str]] = []
 
-def images_of(tokens: Sequence[int]) -> tuple[ServerImages, list[ImageFile]]:
-    asked: list[ImageFile] = []
-
-    def answer(image: ImageFile) -> Sequence[int]:
-        asked.append(image)
-        return tokens
-
-    return ServerImages(TOKEN, "<image>", answer), asked
+    def _image_tokens(self, image: ImageFile) -> tuple[int, ...]:
+        self.asked.append((image.data, image.cache_salt))
+        return self.tokens
 
 
 def test_a_server_is_asked_once_for_each_picture_and_salt() -> None:
-    images, asked = images_of([TOKEN] * 3)
-    for image in (picture(1), picture(1), picture(2), picture(1, "other"), picture(1)):
-        assert images.text(image).text == "<image>" * 3
-        assert images.text(image).tokens == 3
-    assert asked == [picture(1), picture(2), picture(1, "other")]
+    with closed_afterwards(AskingEngine()) as engine:
+        engine.tokens *= 3
+        for data, salt in ((b"1", ""), (b"1", ""), (b"2", ""), (b"1", "other"), (b"1", "")):
+            text = engine.image_text(data, salt)
+            assert text.text == (engine.model_info.image_placeholder or "") * 3
+            assert text.tokens == 3
+        assert engine.asked == [(b"1", ""), (b"2", ""), (b"1", "other")]
 
 
 def test_the_kept_counts_are_bounded_and_the_latest_used_stay() -> None:
-    images, asked = images_of([TOKEN])
-    for number in range(MAX_IMAGE_COUNTS):
-        images.text(picture(number))
-    images.text(picture(0))
-    images.text(picture(MAX_IMAGE_COUNTS))
-    asked.clear()
-    images.text(picture(0))
-    assert asked == []
-    images.text(picture(1))
-    assert asked == [picture(1)]
+    with closed_afterwards(AskingEngine()) as engine:
+        for number in (*range(MAX_IMAGE_COUNTS), 0, MAX_IMAGE_COUNTS):
+            engine.image_text(b"%d" % number)
+        engine.asked.clear()
+        engine.image_text(b"0")
+        assert engine.asked == []
+        engine.image_text(b"1")
+        assert engine.asked == [(b"1", "")]
 
 
-@pytest.mark.parametrize("tokens", [[], [TOKEN, 8, TOKEN], [8]])
-def test_a_picture_of_other_tokens_is_refused(tokens: list[int]) -> None:
-    images, _ = images_of(tokens)
-    with pytest.raises(RequestRefused) as refused:
-        images.text(picture())
-    assert refused.value.reason == "bad_image"
+@pytest.mark.parametrize("others", [None, (0,), (0, 1)])
+def test_a_picture_of_other_tokens_is_refused(others: tuple[int, ...] | None) -> None:
+    with closed_afterwards(AskingEngine(*(others or ()))) as engine:
+        engine.tokens = engine.tokens if others else ()
+        with pytest.raises(RequestRefused) as refused:
+            engine.image_text(b"data")
+        assert refused.value.reason == "bad_image"
+
+
+@contextmanager
+def closed_afterwards(engine: AskingEngine) -> Iterator[AskingEngine]:
+    try:
+        yield engine
+    finally:
+        engine.close(drain=False)
 
 
 class _Answers(BaseHTTPRequestHandler):
