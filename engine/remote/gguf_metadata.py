@@ -20,49 +20,42 @@ def read_metadata(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != b"GGUF":
             raise ValueError("it does not begin as a GGUF file")
-        reader = _Reader(data)
+        data.seek(4)
         try:
-            if reader.number("I") not in (2, 3):
+            if _number(data, "I") not in (2, 3):
                 raise ValueError("it is of another version or byte order")
-            reader.number("Q")
-            return {reader.string(): reader.value(reader.number("I")) for _ in range(reader.count())}
+            _number(data, "Q")
+            return {_string(data): _value(data, _number(data, "I")) for _ in range(_count(data))}
         except (struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"it is cut or damaged ({error})") from error
 
 
-class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self._at = 4
+def _number(data: mmap.mmap, form: str) -> Any:
+    (number,) = struct.unpack(f"<{form}", data.read(struct.calcsize(f"<{form}")))
+    return number
 
-    def number(self, form: str) -> Any:
-        (value,) = struct.unpack_from(f"<{form}", self._data, self._at)
-        self._at += struct.calcsize(f"<{form}")
-        return value
 
-    def count(self) -> int:
-        count: int = self.number("Q")
-        if count > MAX_VALUES:
-            raise ValueError("it is damaged: a list is too long")
-        return count
+def _count(data: mmap.mmap) -> int:
+    count: int = _number(data, "Q")
+    if count > MAX_VALUES:
+        raise ValueError("it is damaged: a list is too long")
+    return count
 
-    def string(self) -> str:
-        size: int = self.number("Q")
-        begin, self._at = self._at, self._at + size
-        if self._at > len(self._data):
-            raise ValueError("it is cut")
-        return self._data[begin : self._at].decode()
 
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind != _ARRAY:
-            return self.number(_NUMBERS[kind])
-        inner = self.number("I")
-        count = self.count()
-        if inner in (_STRING, _ARRAY):
-            return [self.value(inner) for _ in range(count)]
-        form = f"<{count}{_NUMBERS[inner]}"
-        values = struct.unpack_from(form, self._data, self._at)
-        self._at += struct.calcsize(form)
-        return list(values)
+def _string(data: mmap.mmap) -> str:
+    size: int = _number(data, "Q")
+    if size > len(data) - data.tell():
+        raise ValueError("it is cut")
+    return data.read(size).decode()
+
+
+def _value(data: mmap.mmap, kind: int) -> Any:
+    if kind == _STRING:
+        return _string(data)
+    if kind != _ARRAY:
+        return _number(data, _NUMBERS[kind])
+    inner, count = _number(data, "I"), _count(data)
+    if inner in (_STRING, _ARRAY):
+        return [_value(data, inner) for _ in range(count)]
+    form = f"<{count}{_NUMBERS[inner]}"
+    return list(struct.unpack(form, data.read(struct.calcsize(form))))

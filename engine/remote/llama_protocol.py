@@ -69,9 +69,7 @@ class _TopLogprob(msgspec.Struct):
     logprob: float | None = None
 
 
-class _TokenLogprob(msgspec.Struct):
-    id: _Count
-    logprob: float | None = None
+class _TokenLogprob(_TopLogprob):
     top_logprobs: Annotated[list[_TopLogprob], msgspec.Meta(max_length=MAX_LOGPROBS)] = []
 
 

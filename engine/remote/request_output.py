@@ -84,8 +84,6 @@ class Generation:
         """The server applies the grammar in the current call."""
         self._restriction: OutputRestriction | None = None
         """The restriction of the current call, which is for one token then; None allows all."""
-        self._any_may_come = False
-        """The current call's tokens need no check: the request has no rule for them."""
         self._rejected = False
         """The last sampled token may not come; the next call is restricted."""
         self._mask: bytes | None = None
@@ -119,8 +117,6 @@ class Generation:
         if self.done:
             return None
         self._length_at_call = len(self.sequence.tokens)
-        has_grammar = self.sequence.request.grammar is not None
-        self._any_may_come = not has_grammar and self._restriction is None and not self._checks_tokens()
         return self._scoring_call() if self._scoring else self._sampling_call()
 
     def _scoring_call(self) -> GenerateCall:
@@ -225,7 +221,7 @@ class Generation:
         self._check_chunk(chunk)
         begin = len(sequence.tokens)
         for token_id in chunk.token_ids:
-            if not (self._any_may_come or self._may_come(token_id)):
+            if not self._may_come(token_id):
                 self._rejected = self.call_over = True
                 self._native_grammar = False  # the server takes it otherwise than we do
                 break

@@ -67,14 +67,15 @@ _MEDIA_TYPES = {
 _T = TypeVar("_T")
 
 
-class _TopLogprob(msgspec.Struct):
-    token_id: int
+class _Logprob(msgspec.Struct):
     logprob: float
 
 
-class _TokenLogprob(msgspec.Struct):
+class _TopLogprob(_Logprob):
     token_id: int
-    logprob: float
+
+
+class _TokenLogprob(_TopLogprob):
     top_logprobs: list[_TopLogprob] = []
 
 
@@ -100,10 +101,6 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: ServerError | None = None
-
-
-class _Logprob(msgspec.Struct):
-    logprob: float
 
 
 class _Answer(msgspec.Struct):
