@@ -45,18 +45,9 @@ class Beam:
 
 class _Candidate(NamedTuple):
     total: float
-    beam: Beam
     origin: int
     token_id: int
     logprob: float
-    table: TokenLogprobs
-    ends: bool
-
-    def extended(self, num_logprobs: int | None) -> Beam:
-        token_ids, logprobs = (*self.beam.token_ids, self.token_id), self.beam.logprobs
-        if num_logprobs is not None:
-            logprobs = (*logprobs, TokenLogprobs(self.logprob, self.table.top[:num_logprobs]))
-        return Beam(token_ids, logprobs, self.total, self.ends, self.origin)
 
 
 class BeamSearch:
@@ -82,17 +73,26 @@ class BeamSearch:
         """Takes the likeliest next tokens of each of `running`, in order."""
         request, ends = self._request, self._request.ends
         candidates = [
-            _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in ends)
+            _Candidate(beam.total + logprob, origin, token_id, logprob)
             for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
             for token_id, logprob in table.top[: 2 * self.width]
         ]
+
+        def extended(each: _Candidate) -> Beam:
+            beam, logprobs = self.running[each.origin], self.running[each.origin].logprobs
+            if request.logprobs is not None:
+                top = tables[each.origin].top[: request.logprobs]
+                logprobs = (*logprobs, TokenLogprobs(each.logprob, top))
+            token_ids = (*beam.token_ids, each.token_id)
+            return Beam(token_ids, logprobs, each.total, each.token_id in ends, each.origin)
+
         if self._steps >= request.min_tokens:
-            self._keep_best(each.extended(request.logprobs) for each in candidates if each.ends)
+            self._keep_best(extended(each) for each in candidates if each.token_id in ends)
         self._steps += 1
         # All of these have the same length, so that the likeliest have the best scores, whatever the penalty.
-        going_on = (each for each in candidates if not each.ends)
+        going_on = (each for each in candidates if each.token_id not in ends)
         following = nlargest(self.width, going_on, key=lambda each: each.total)
-        self.running = [each.extended(request.logprobs) for each in following]
+        self.running = list(map(extended, following))
         if self._steps == request.max_tokens or self._is_decided():
             self._keep_best(self.running)
             self.running = []
