@@ -16,8 +16,9 @@ import torch
 from transformers import AutoConfig
 
 from engine.attention.kernel_check import attend_with_sdpa, find_fault
-from engine.config import EngineConfig, ModelRefused
+from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.model.quantization import quantization_method
+from engine.request import ModelInfo
 from engine.runner.model_runner import ModelRunner
 
 
@@ -33,25 +34,14 @@ class Diagnosis:
     """The format of the checkpoint's weights in few bits; None if it has none."""
     dequantized: bool
     """The weights are computed, and held, with all bits of `dtype`."""
-    attention: str
-    decode: str
-    """`attention` and `decode` are those of `request.ModelInfo`."""
+    model_info: ModelInfo
+    limits: SchedulerLimits
     pipelined: bool
-    block_size: int
-    kv_blocks: int
-    token_budget: int
-    max_running: int
     threads: int
-    context_length: int
-    images: bool
     attention_fault: str | None
     """Why attention is not right here, in a sentence; None if it is."""
     warnings: tuple[str, ...]
     """Lines that were logged while loading: parts that are not used, and why."""
-
-    @property
-    def kv_tokens(self) -> int:
-        return self.kv_blocks * self.block_size
 
 
 @contextmanager
@@ -95,16 +85,10 @@ def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis
                 weight_bytes=weight_bytes,
                 quantization=quantization,
                 dequantized=quantization is not None and weight_bytes >= parameters * model.dtype.itemsize,
-                attention=runner.model_info.attention,
-                decode=runner.model_info.decode,
+                model_info=runner.model_info,
+                limits=limits,
                 pipelined=runner.pipelined,
-                block_size=limits.block_size,
-                kv_blocks=limits.kv_blocks,
-                token_budget=limits.token_budget,
-                max_running=limits.max_running,
                 threads=runner.threads,
-                context_length=runner.model_info.context_length,
-                images=runner.model_info.image_placeholder is not None,
                 attention_fault=fault,
                 warnings=tuple(" ".join(record.getMessage().split()) for record in warnings),
             )

@@ -100,27 +100,29 @@ def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -
 
 def describe_engine(engine: "Diagnosis") -> Iterator[Finding]:
     """Yield the engine's choices, and advice on better ones. Pure."""
+    info, limits = engine.model_info, engine.limits
+    kv_tokens = limits.kv_blocks * limits.block_size
     size = f"{engine.parameters / 1e6:.0f} million parameters, {engine.weight_bytes / 2**30:.1f} GiB"
     yield ok(
         "device", f"The model ({size}) runs on {engine.device} ({engine.device_name}) in {engine.dtype}."
     )
     if engine.attention_fault is None:
-        yield ok("attention", f"Attention is computed by {engine.attention}, and is right here.")
+        yield ok("attention", f"Attention is computed by {info.attention}, and is right here.")
     else:
         yield problem("attention", _sentence(f"Attention is wrong here: {engine.attention_fault}"))
     decode = {"graphs": "CUDA graphs", "eager": "single operations", "static": "static passes"}
-    yield ok("graphs", f"Steps that only generate run as {decode.get(engine.decode, engine.decode)}.")
+    yield ok("graphs", f"Steps that only generate run as {decode.get(info.decode, info.decode)}.")
     order = "before the last one's tokens are" if engine.pipelined else "after the last one's tokens were"
     yield ok("ahead", f"A step begins {order} read.")
     yield Finding(
-        "ok" if engine.kv_tokens >= min(MANY_TOKENS, engine.context_length) else "note",
+        "ok" if kv_tokens >= min(MANY_TOKENS, info.context_length) else "note",
         "memory",
-        f"The KV cache has {engine.kv_blocks} blocks of {engine.block_size} tokens, "
-        f"{engine.kv_tokens} in all; a context has at most {engine.context_length}.",
+        f"The KV cache has {limits.kv_blocks} blocks of {limits.block_size} tokens, "
+        f"{kv_tokens} in all; a context has at most {info.context_length}.",
     )
     yield ok(
         "steps",
-        f"A step computes at most {engine.token_budget} tokens of at most {engine.max_running} "
+        f"A step computes at most {limits.token_budget} tokens of at most {limits.max_running} "
         f"responses, with {engine.threads} CPU threads.",
     )
     yield from (note("fallback", _sentence(line)) for line in engine.warnings)
@@ -136,7 +138,7 @@ def engine_advice(engine: "Diagnosis") -> Iterator[str]:
         yield "This machine has a GPU, and the model runs on the CPU: set device to auto or cuda."
     if on_gpu and engine.gpus == 1:
         yield "For many users at a time `--engine vllm` is faster on a GPU; for a few this engine is enough."
-    if on_gpu and engine.attention.startswith("sdpa"):
+    if on_gpu and engine.model_info.attention.startswith("sdpa"):
         yield (
             "No kernel for paged attention serves this model here, so keys are gathered in every step: "
             "FlashAttention 3 or `--engine vllm` would be faster."

@@ -26,11 +26,12 @@ def diagnosed(**settings: Any) -> Diagnosis:
 
 def test_what_is_chosen_on_a_cpu_is_told() -> None:
     found = diagnosed(token_budget=100)
-    assert (found.device, found.dtype, found.attention, found.decode) == ("cpu", "float32", "sdpa", "eager")
-    assert (found.kv_blocks, found.block_size, found.kv_tokens) == (64, 16, 1024)
-    assert (found.token_budget, found.max_running, found.threads) == (100, 64, 1)
+    info, limits = found.model_info, found.limits
+    assert (found.device, found.dtype, info.attention, info.decode) == ("cpu", "float32", "sdpa", "eager")
+    assert (limits.kv_blocks, limits.block_size) == (64, 16)
+    assert (limits.token_budget, limits.max_running, found.threads) == (100, 64, 1)
     assert found.weight_bytes == found.parameters * 4
-    assert (found.quantization, found.dequantized, found.images) == (None, False, False)
+    assert (found.quantization, found.dequantized) == (None, False)
     assert (found.attention_fault, found.warnings) == (None, ())
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine.config import SchedulerLimits
 from engine.load_diagnosis import Diagnosis
+from engine.request import ModelInfo
 from server.cli.doctor import line_of
 from server.configuration.environment import load
 from server.process.configuration_checks import (
@@ -19,6 +21,16 @@ from server.process.configuration_checks import (
 )
 from tests.support.families import format_of, templated
 
+INFO = ModelInfo(
+    vocab_size=8,
+    context_length=40_960,
+    stop_ids=frozenset(),
+    temperature=1.0,
+    top_p=1.0,
+    attention="varlen",
+    decode="graphs",
+)
+LIMITS = SchedulerLimits(block_size=256, kv_blocks=1600, token_budget=8192, max_running=256)
 H100 = Diagnosis(
     device="cuda:0",
     device_name="NVIDIA H100",
@@ -28,16 +40,10 @@ H100 = Diagnosis(
     weight_bytes=16_380_000_000,
     quantization=None,
     dequantized=False,
-    attention="varlen",
-    decode="graphs",
+    model_info=INFO,
+    limits=LIMITS,
     pipelined=True,
-    block_size=256,
-    kv_blocks=1600,
-    token_budget=8192,
-    max_running=256,
     threads=16,
-    context_length=40_960,
-    images=False,
     attention_fault=None,
     warnings=(),
 )
@@ -48,8 +54,7 @@ CPU = replace(
     gpus=0,
     dtype="float32",
     parameters=1_000_000,
-    attention="sdpa",
-    decode="eager",
+    model_info=replace(INFO, attention="sdpa", decode="eager"),
     pipelined=False,
 )
 
@@ -87,8 +92,9 @@ def test_what_is_not_used_is_noted() -> None:
 
 
 def test_a_cache_for_hardly_one_conversation_is_noted() -> None:
-    assert by_topic(replace(H100, kv_blocks=2))["memory"].level == "note"
-    assert by_topic(replace(H100, kv_blocks=2, context_length=512))["memory"].level == "ok"
+    few, short = replace(LIMITS, kv_blocks=2), replace(INFO, context_length=512)
+    assert by_topic(replace(H100, limits=few))["memory"].level == "note"
+    assert by_topic(replace(H100, limits=few, model_info=short))["memory"].level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +104,8 @@ def test_a_cache_for_hardly_one_conversation_is_noted() -> None:
         (H100, ["many users"]),
         (replace(H100, gpus=4), ["4 GPUs"]),
         (replace(CPU, gpus=1), ["set device"]),
-        (replace(H100, attention="sdpa"), ["many users", "gathered"]),
-        (replace(H100, attention="sdpa (math)"), ["many users", "gathered"]),
+        (replace(H100, model_info=replace(INFO, attention="sdpa")), ["many users", "gathered"]),
+        (replace(H100, model_info=replace(INFO, attention="sdpa (math)")), ["many users", "gathered"]),
         (replace(H100, quantization="mxfp4", dequantized=True), ["many users", "mxfp4"]),
         (replace(CPU, parameters=8_000_000_000), ["llama-server"]),
     ],
