@@ -25,7 +25,8 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
-_HEX = {"x": 2, "u": 4, "U": 8}
+_CHARACTER = re.compile(r"\\(?:x(.{0,2})|u(.{0,4})|U(.{0,8})|(.))|.", re.DOTALL)
+"""A code point in hexadecimal, of three lengths; another escaped character; one that stands for itself."""
 
 
 def is_ebnf(text: str) -> bool:
@@ -130,26 +131,16 @@ def _character_class(inner: str) -> str:
 def _characters(escaped: str, *, in_set: bool = False) -> list[str]:
     """The characters of a literal; in a set, "" stands for the `-` of a range."""
     characters: list[str] = []
-    index = 0
-    while index < len(escaped):
-        character = escaped[index]
-        index += 1
-        if character == "\\":
-            character, index = _unescaped(escaped, index)
-        elif character == "-" and in_set and characters and index < len(escaped):
+    for match in _CHARACTER.finditer(escaped):
+        character, kind = match[0], match.lastindex
+        if kind == 4:
+            character = _ESCAPES.get(match[4], match[4])
+        elif kind is not None:
+            try:
+                character = chr(int(match[kind], 16))
+            except (ValueError, OverflowError):
+                raise BadGrammar(f"{match[0]} names no character.") from None
+        elif character == "-" and in_set and characters and match.end() < len(escaped):
             character = ""
         characters.append(character)
     return characters
-
-
-def _unescaped(escaped: str, index: int) -> tuple[str, int]:
-    """The character after a backslash, and the index after it."""
-    sign = escaped[index]
-    digits = _HEX.get(sign)
-    if digits is None:
-        return _ESCAPES.get(sign, sign), index + 1
-    number = escaped[index + 1 : index + 1 + digits]
-    try:
-        return chr(int(number, 16)), index + 1 + len(number)
-    except (ValueError, OverflowError):
-        raise BadGrammar(f"\\{sign}{number} names no character.") from None

@@ -31,6 +31,7 @@ HEADER = 65_536
 SHORT = 2048
 
 REACH = {
+    "engine/grammar/ebnf_to_lark.py:_CHARACTER": MAX_EBNF,
     "engine/model/lora_adapter_files.py": OPERATOR,
     "engine/grammar/structured_output_to_lark.py:_DIRECTIVE": MAX_TEXT,
     "engine/grammar/structured_output_to_lark.py:_LARK_JSON": MAX_TEXT,
