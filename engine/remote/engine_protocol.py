@@ -7,7 +7,7 @@ answer alike is read here. `http_client` sends the requests, `generation` decide
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, TypeVar
@@ -143,20 +143,15 @@ class EngineDescription:
     context_length: int
     vocabulary: str
     """A digest of what the server says about its vocabulary, such as the text of sampled tokens."""
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The origin of each adapter, by its name."""
     origin: str = ""
     """The file or repository of its weights, and their size. Empty if the server does not say."""
-    adapter_origins: tuple[str, ...] = ()
-    """The origin of each of `adapters`, if the server says it of any."""
 
     def weights(self) -> dict[str, str]:
         """`ModelInfo.weights`. Without the length of contexts, in which servers of one model may differ."""
         of_model = (self.model, self.vocabulary, self.origin)
-        origins = dict(zip(self.adapters, self.adapter_origins, strict=False))
-        by_adapter = {
-            "": of_model,
-            **{name: (*of_model, name, origins.get(name, "")) for name in self.adapters},
-        }
+        by_adapter = {"": of_model, **{each[0]: (*of_model, *each) for each in self.adapters.items()}}
         return {
             name: hashlib.sha256(repr(parts).encode(errors="surrogatepass")).hexdigest()
             for name, parts in by_adapter.items()

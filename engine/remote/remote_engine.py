@@ -104,7 +104,7 @@ class RemoteEngine(EngineFront):
         self.model_info = replace(
             self.model_info,
             context_length=description.context_length,
-            adapters=description.adapters,
+            adapters=tuple(description.adapters),
             weights=description.weights(),
         )
 

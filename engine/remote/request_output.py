@@ -284,16 +284,13 @@ class Generation:
         holds_back = self.sequence.must_not_stop and request.grammar is None
         most = self._features.max_biases
         room = 0 if most is None else most - len(self._logit_bias())
-        try:
-            return restriction_of(
-                self._current_mask() or b"",
-                self.sequence.ends if holds_back else (),
-                self._vocab_size,
-                most_allowed=self._features.max_allowed_token_ids,
-                most_banned=room,
-            )
-        except ValueError as error:
-            raise CallFault("refused", str(error)) from error
+        return restriction_of(
+            self._current_mask() or b"",
+            self.sequence.ends if holds_back else (),
+            self._vocab_size,
+            most_allowed=self._features.max_allowed_token_ids,
+            most_banned=room,
+        )
 
     def _may_come(self, token_id: int) -> bool:
         if self._restriction is not None:
@@ -366,14 +363,14 @@ def restriction_of(
     """The restriction to the tokens of a mask, of which those in `never` may not come either.
 
     Names at most `most_allowed` allowed tokens, else at most `most_banned` banned ones; where both are more,
-    all allowed ones. Raises ValueError if no token may come.
+    all allowed ones. Raises `CallFault` if no token may come.
     """
     allowed = token_bits(mask, vocab_size)
     for token_id in never:
         allowed &= ~(1 << token_id)
     count = allowed.bit_count()
     if not count:
-        raise ValueError("No token may come here.")
+        raise CallFault("refused", "No token may come here.")
     if count > most_allowed and vocab_size - count <= most_banned:
         return OutputRestriction(banned=_ids(~allowed & ((1 << vocab_size) - 1)))
     return OutputRestriction(allowed=_ids(allowed))

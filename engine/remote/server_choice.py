@@ -275,8 +275,7 @@ def _difference(description: EngineDescription, fleet: EngineDescription) -> str
     if description.context_length < fleet.context_length:
         shorter, longer = description.context_length, fleet.context_length
         return f"Its context of {shorter} tokens is shorter than the {longer} of the other engines."
-    theirs = dict(zip(fleet.adapters, fleet.adapter_origins, strict=False))
-    for adapter, origin in zip(description.adapters, description.adapter_origins, strict=False):
-        if theirs.get(adapter, origin) != origin:
-            return f"Its {adapter} is of {origin}, and that of the other engines of {theirs[adapter]}."
+    for adapter, origin in description.adapters.items():
+        if (theirs := fleet.adapters.get(adapter, origin)) != origin:
+            return f"Its {adapter} is of {origin}, and that of the other engines of {theirs}."
     return None

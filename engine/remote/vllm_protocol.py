@@ -186,9 +186,8 @@ class VllmProtocol(EngineProtocol):
             model=model.id,
             context_length=model.max_model_len,
             vocabulary=await _compare_vocabulary(fetch, model.id, expected),
-            adapters=tuple(name for name, _ in adapters),
+            adapters={name: one_line(root, MAX_ORIGIN) for name, root in adapters},
             origin=one_line(model.root or "", MAX_ORIGIN),
-            adapter_origins=tuple(one_line(root, MAX_ORIGIN) for _, root in adapters),
         )
 
     def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:

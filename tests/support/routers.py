@@ -8,7 +8,7 @@ from engine.remote.server_choice import EngineServer, Router
 from engine.scheduling.block_pool import extend_chain
 from tests.support.engines import make_request
 
-MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
+MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters={"sql": ""})
 FAILED = CallFault("failed", "The connection was lost.")
 OVERLOADED = CallFault("overloaded", "429")
 _NUMBERS = count()

@@ -81,7 +81,7 @@ def test_calls_that_fail_together_open_the_circuit_once() -> None:
 def test_progress_is_that_of_servers_that_may_take_the_call() -> None:
     router = router_of(3)
     one, other, removed = router.servers()
-    router.probed(other, replace(MODEL, adapters=()), None, 0)
+    router.probed(other, replace(MODEL, adapters={}), None, 0)
     assert router.progress_at("sql") == -inf
     begin(router, removed)
     router.set_urls([one.url, other.url])

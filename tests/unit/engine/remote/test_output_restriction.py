@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.remote.engine_protocol import CallFault
 from engine.remote.request_output import OutputRestriction, logit_biases, restriction_of
 from tests.support.engines import make_request
 
@@ -43,7 +44,7 @@ def test_tokens_that_may_never_come_are_left_out() -> None:
 
 
 def test_no_token_at_all_is_an_error() -> None:
-    with pytest.raises(ValueError, match="No token"):
+    with pytest.raises(CallFault, match="No token"):
         restriction_of(mask_of(3, 12), (3,), 12, most_allowed=3, most_banned=0)
 
 

@@ -72,7 +72,7 @@ def test_requests_of_others_count_as_work() -> None:
 def test_a_call_with_an_adapter_goes_to_a_server_that_has_it() -> None:
     router = router_of(3)
     for server in router.servers()[:2]:
-        router.probed(server, replace(MODEL, adapters=()), None, 0)
+        router.probed(server, replace(MODEL, adapters={}), None, 0)
     assert {call(router, digests(f"{n}"), adapter="sql").url for n in range(9)} == {"http://e2:8000"}
     assert router.choose(digests("a"), "other", 0) is None
 
@@ -153,7 +153,7 @@ def test_a_server_with_another_model_is_out_until_a_probe_fits(
 def test_a_version_or_adapters_of_its_own_or_a_longer_context_are_no_mismatch() -> None:
     router = router_of(2)
     one, _ = router.needs_probe(5)
-    router.probed(one, replace(MODEL, version="2", adapters=(), context_length=8192), None, 5)
+    router.probed(one, replace(MODEL, version="2", adapters={}, context_length=8192), None, 5)
     assert one.state == "up"
 
 
@@ -161,21 +161,19 @@ def test_a_server_whose_adapter_has_another_origin_is_out() -> None:
     router = router_of(0)
     router.set_urls(["http://a", "http://b", "http://c"])
     one, second, third = router.needs_probe(5)
-    router.probed(one, replace(MODEL, adapter_origins=("/lora/1",)), None, 5)
-    router.probed(second, replace(MODEL, adapter_origins=("/lora/2",)), None, 5)
-    router.probed(
-        third, replace(MODEL, adapters=("new", "sql"), adapter_origins=("/new", "/lora/1")), None, 5
-    )
+    router.probed(one, replace(MODEL, adapters={"sql": "/lora/1"}), None, 5)
+    router.probed(second, replace(MODEL, adapters={"sql": "/lora/2"}), None, 5)
+    router.probed(third, replace(MODEL, adapters={"new": "/new", "sql": "/lora/1"}), None, 5)
     assert second.trouble == "Its sql is of /lora/2, and that of the other engines of /lora/1."
     assert (one.state, third.state) == ("up", "up")
 
 
 def test_weights_are_told_apart_by_what_servers_say_of_them_and_not_by_their_contexts() -> None:
-    first = replace(MODEL, origin="/v1", adapter_origins=("/lora/1",))
+    first = replace(MODEL, origin="/v1", adapters={"sql": "/lora/1"})
     weights = first.weights()
     assert weights.keys() == {"", "sql"}
     assert replace(first, version="2", context_length=64).weights() == weights
-    moved = replace(first, adapter_origins=("/lora/2",)).weights()
+    moved = replace(first, adapters={"sql": "/lora/2"}).weights()
     assert (moved[""], moved["sql"] == weights["sql"]) == (weights[""], False)
     for change in ({"origin": "/v2"}, {"vocabulary": "w"}, {"model": "n"}):
         other = replace(first, **change).weights()  # type: ignore[arg-type]
