@@ -142,7 +142,7 @@ class ContiguousBuffer:
             chunk is not None
             and chunk.sequence.blocks is self.blocks[row]
             and last.start < chunk.start <= last.start + last.count
-            and _fits(chunk, self.capacity)
+            and chunk.start + chunk.count < self.capacity
         )
 
 
@@ -203,10 +203,6 @@ class ContiguousKVCache:
         for chunk in chunks[:added]:
             buffer.add(chunk, self._kv_cache)
         return added
-
-
-def _fits(chunk: ScheduledChunk, capacity: int) -> bool:
-    return chunk.start + chunk.count < capacity
 
 
 def _capacity_for(length: int) -> int:

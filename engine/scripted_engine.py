@@ -43,12 +43,8 @@ class Crash(BaseException):
     pass
 
 
-class ScriptedRowFailure(Exception):
-    pass
-
-
 RAISED: dict[str, type[BaseException]] = {
-    "raise": ScriptedRowFailure, "oom": OutOfMemory, "die": EngineFault, "crash": Crash
+    "raise": RuntimeError, "oom": OutOfMemory, "die": EngineFault, "crash": Crash
 }  # fmt: skip
 
 

@@ -124,12 +124,7 @@ class RequestMetrics:
         for sequence in before - rows:
             sequence.last_token_at = self._last_at
         for sequence in rows - before:
-            if sequence.first_token_at is None:
-                sequence.first_token_at = now
-                self._time_to_first_token.observe(now - sequence.accepted_at)
-            elif sequence.last_token_at is not None:
-                count = several.get(sequence, 1)
-                self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
+            self.received(sequence, several.get(sequence, 1), now)
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
         if sequence in self._last_rows:

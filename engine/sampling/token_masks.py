@@ -33,20 +33,14 @@ class _NoToken(Exception):
     """No token may be sampled in this row; the message says why."""
 
 
+@dataclass(slots=True)
 class GrammarMatcher:
     """One request's state in its grammar, a matcher of llguidance."""
 
-    def __init__(self, compiled: CompiledGrammar, request: EngineRequest) -> None:
-        self.compiled = compiled
-        self.ll_matcher: Any = compiled.begin()
-        self._num_consumed = len(request.prompt) - request.output_offset
-        """Number of the request's tokens that the matcher has consumed or skipped, the prompt included."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """`tokens` is prompt and output so far."""
-        if self._num_consumed < len(tokens):
-            self.ll_matcher.consume_tokens(list(tokens[self._num_consumed :]))
-            self._num_consumed = len(tokens)
+    compiled: CompiledGrammar
+    ll_matcher: Any
+    num_consumed: int
+    """Number of the request's tokens that the matcher has consumed or skipped, the prompt included."""
 
 
 class GrammarMatchers:
@@ -135,8 +129,12 @@ class GrammarMatchers:
         matcher = self._matchers.get(sequence)
         if matcher is None:
             assert sequence.compiled is not None, "a grammar is compiled before its request is accepted"
-            matcher = self._matchers[sequence] = GrammarMatcher(sequence.compiled, sequence.request)
-        matcher.advance(sequence.tokens)
+            skipped = len(sequence.request.prompt) - sequence.request.output_offset
+            matcher = GrammarMatcher(sequence.compiled, sequence.compiled.begin(), skipped)
+            self._matchers[sequence] = matcher
+        if matcher.num_consumed < len(sequence.tokens):
+            matcher.ll_matcher.consume_tokens(sequence.tokens[matcher.num_consumed :])
+            matcher.num_consumed = len(sequence.tokens)
         return matcher
 
 
