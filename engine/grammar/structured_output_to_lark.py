@@ -104,7 +104,7 @@ def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
         case "lark":
             lark = _lark(grammar.text)
         case "structural_tags":
-            lark = _Tags(parse_json(grammar.text), special).to_lark()
+            lark = _tags(parse_json(grammar.text), special)
         case "structural_form":
             lark = _Form(special).to_lark(parse_json(grammar.text))
         case _:
@@ -175,80 +175,77 @@ Segment = str | int
 """Text, or the id of a special token."""
 
 
-class _Tags:
-    def __init__(self, described: Any, special: Mapping[int, str]) -> None:
-        if not isinstance(described, dict):
-            raise BadGrammar("Structural tags must be an object.")
-        if unknown := described.keys() - {"triggers", "tags", "at_least_one", "stop_after_first"}:
-            raise BadGrammar(f"Structural tags have no {min(unknown)!r}.")
-        self._texts = _Texts(special)
-        self._described = described
-        self._rules = self._texts.rules
+def _tags(described: Any, special: Mapping[int, str]) -> str:
+    if not isinstance(described, dict):
+        raise BadGrammar("Structural tags must be an object.")
+    if unknown := described.keys() - {"triggers", "tags", "at_least_one", "stop_after_first"}:
+        raise BadGrammar(f"Structural tags have no {min(unknown)!r}.")
+    texts, names, tags = _Texts(special), _strings(described, "triggers"), described.get("tags")
+    triggers = [texts.segments(text, "A trigger") for text in names]
+    if not isinstance(tags, list) or not tags or not triggers:
+        raise BadGrammar("Structural tags need tags and triggers.")
+    if max(len(tags), len(triggers)) > MAX_TAGS:
+        raise BadGrammar(f"There may be {MAX_TAGS} structural tags.")
+    bodies: list[list[str]] = [[] for _ in triggers]
+    for tag in tags:
+        which, body = _tag(tag, names, texts)
+        bodies[which].append(body)
+    calls = [
+        f"{_head(texts, trigger, number)} ({' | '.join(of_trigger)})"
+        for number, (trigger, of_trigger) in enumerate(zip(triggers, bodies, strict=True))
+        if of_trigger
+    ]
+    heads = {trigger[0] for trigger in triggers if isinstance(trigger[0], int)}
+    free = ["TEXT", *_tokens(set(texts.special.values()) - heads)]
+    start = {
+        (False, False): "(free | call)*",
+        (True, False): "free* call (free | call)*",
+        (False, True): "free* call?",
+        (True, True): "free* call",
+    }[_flag(described, "at_least_one"), _flag(described, "stop_after_first")]
+    lines = [f"start: {start}", f"free: {' | '.join(free)}", f"call: {' | '.join(calls)}"]
+    return "\n".join([*lines, *texts.rules, TEXT])
 
-    def to_lark(self) -> str:
-        triggers = [self._texts.segments(text, "A trigger") for text in _strings(self._described, "triggers")]
-        tags = self._described.get("tags")
-        if not isinstance(tags, list) or not tags or not triggers:
-            raise BadGrammar("Structural tags need tags and triggers.")
-        if max(len(tags), len(triggers)) > MAX_TAGS:
-            raise BadGrammar(f"There may be {MAX_TAGS} structural tags.")
-        bodies: list[list[str]] = [[] for _ in triggers]
-        for tag in tags:
-            which, body = self._tag(tag)
-            bodies[which].append(body)
-        calls = [
-            f"{self._head(trigger, number)} ({' | '.join(of_trigger)})"
-            for number, (trigger, of_trigger) in enumerate(zip(triggers, bodies, strict=True))
-            if of_trigger
-        ]
-        heads = {trigger[0] for trigger in triggers if isinstance(trigger[0], int)}
-        free = ["TEXT", *_tokens(set(self._texts.special.values()) - heads)]
-        start = {
-            (False, False): "(free | call)*",
-            (True, False): "free* call (free | call)*",
-            (False, True): "free* call?",
-            (True, True): "free* call",
-        }[self._flag("at_least_one"), self._flag("stop_after_first")]
-        lines = [f"start: {start}", f"free: {' | '.join(free)}", f"call: {' | '.join(calls)}"]
-        return "\n".join([*lines, *self._rules, TEXT])
 
-    def _flag(self, name: str) -> bool:
-        value = self._described.get(name, False)
-        if not isinstance(value, bool):
-            raise BadGrammar(f"{name} must be true or false.")
-        return value
+def _flag(described: Mapping[str, Any], name: str) -> bool:
+    value = described.get(name, False)
+    if not isinstance(value, bool):
+        raise BadGrammar(f"{name} must be true or false.")
+    return value
 
-    def _head(self, trigger: list[Segment], number: int) -> str:
-        """The expression that ends free text: a special token, or text up to the first trigger."""
-        if isinstance(trigger[0], int):
-            return _sequence(trigger)
-        self._rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
-        return f"trigger_{number}"
 
-    def _tag(self, tag: Any) -> tuple[int, str]:
-        """The index of the tag's trigger, and the expression that follows the trigger."""
-        if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
-            raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
-        begin = tag.get("begin")
-        for which, trigger in enumerate(_strings(self._described, "triggers")):
-            if isinstance(begin, str) and begin.startswith(trigger):
-                rest = self._texts.segments(begin[len(trigger) :])
-                return which, " ".join([_sequence(rest), *self._content(tag)])
-        raise BadGrammar("A tag must begin with one of the triggers.")
+def _head(texts: "_Texts", trigger: list[Segment], number: int) -> str:
+    """The expression that ends free text: a special token, or text up to the first trigger."""
+    if isinstance(trigger[0], int):
+        return _sequence(trigger)
+    texts.rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
+    return f"trigger_{number}"
 
-    def _content(self, tag: Mapping[str, Any]) -> list[str]:
-        end = tag.get("end", "")
-        if not isinstance(end, str):
-            raise BadGrammar("The end of a tag must be a string.")
-        segments = self._texts.segments(end)
-        if "schema" in tag and "regex" in tag:
-            raise BadGrammar("A tag has a schema or a regex, not both.")
-        if "schema" in tag or "regex" in tag:
-            content = _json(tag["schema"]) if "schema" in tag else _regex(tag["regex"])
-            return [content, _sequence(segments)]
-        if not segments:
-            raise BadGrammar("A tag without schema and regex needs an end.")
-        return [self._texts.until(segments)]
+
+def _tag(tag: Any, triggers: Sequence[str], texts: "_Texts") -> tuple[int, str]:
+    """The index of the tag's trigger, and the expression that follows the trigger."""
+    if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
+        raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
+    begin = tag.get("begin")
+    for which, trigger in enumerate(triggers):
+        if isinstance(begin, str) and begin.startswith(trigger):
+            rest = texts.segments(begin[len(trigger) :])
+            return which, " ".join([_sequence(rest), *_content(tag, texts)])
+    raise BadGrammar("A tag must begin with one of the triggers.")
+
+
+def _content(tag: Mapping[str, Any], texts: "_Texts") -> list[str]:
+    end = tag.get("end", "")
+    if not isinstance(end, str):
+        raise BadGrammar("The end of a tag must be a string.")
+    segments = texts.segments(end)
+    if "schema" in tag and "regex" in tag:
+        raise BadGrammar("A tag has a schema or a regex, not both.")
+    if "schema" in tag or "regex" in tag:
+        return [_json(tag["schema"]) if "schema" in tag else _regex(tag["regex"]), _sequence(segments)]
+    if not segments:
+        raise BadGrammar("A tag without schema and regex needs an end.")
+    return [texts.until(segments)]
 
 
 class _Texts:

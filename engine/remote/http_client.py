@@ -124,7 +124,6 @@ class AnswerReader(asyncio.Protocol):
         self.paused = False
         """While set, nothing is read, so that TCP slows the server down; then `take` has to be called."""
         self._response = response
-        self._content = response.content
         self._read_event = read_event
         self._receive = receive
         self._silence = silence
@@ -140,7 +139,11 @@ class AnswerReader(asyncio.Protocol):
         aiohttp does.
         """
         running.add(self)
-        self._begin()
+        connection = self._response.connection
+        # Else the whole answer is there, or the connection is lost.
+        if connection is not None and connection.protocol is not None and connection.transport is not None:
+            self._parser, self._transport = connection.protocol, connection.transport
+            self._transport.set_protocol(self)
         try:
             self.take()
             await self._ended.wait()
@@ -149,13 +152,6 @@ class AnswerReader(asyncio.Protocol):
             self._give_back()
         if self._error is not None:
             raise self._error
-
-    def _begin(self) -> None:
-        connection = self._response.connection
-        if connection is None or connection.protocol is None or connection.transport is None:
-            return  # the whole answer is there, or the connection is lost
-        self._parser, self._transport = connection.protocol, connection.transport
-        self._transport.set_protocol(self)
 
     def _give_back(self) -> None:
         """Leaves the connection to aiohttp, which may use it for another call."""
@@ -188,7 +184,7 @@ class AnswerReader(asyncio.Protocol):
     # Events
 
     def take(self) -> None:
-        content = self._content
+        content = self._response.content
         try:
             # More than once after a long pause: taking bytes lets aiohttp parse those that it has held back.
             while not (self.paused or self._ended.is_set()) and (part := content.read_nowait()):
