@@ -290,13 +290,17 @@ class Database:
         """
         return self._retry(partial(self._begin, self._autocommit_engine), work, RETRY_S)
 
-    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …, in autocommit mode, retried
-        likewise.
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a statement with parameters $1, $2, …, in autocommit mode, retried likewise.
 
-        For statements of every request: it takes half of the CPU time of `autocommit`.
+        For statements of every request: it takes a fraction of the CPU time of `autocommit`.
         """
-        return self._retry(self._psycopg_connection, methodcaller("scalar", query, values), RETRY_S)
+        return self._retry(self._psycopg_connection, methodcaller("run_alone", query, values), RETRY_S)
+
+    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
+        """The value in the one row of `rows`."""
+        ((value,),) = self.rows(query, values)
+        return value
 
     def _retry(
         self, begin: Callable[[], AbstractContextManager[C]], work: Callable[[C], T], seconds: float

@@ -13,6 +13,7 @@ import select
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
@@ -68,6 +70,8 @@ _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tz
 """A year within `datetime`'s range, so that time zones and intervals can be added."""
 _T = TypeVar("_T")
 _NO_RESPONSE = "the server does not answer"
+_FORGOTTEN = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.FeatureNotSupported)
+"""The server has dropped a prepared statement, or cannot execute it after a change of its tables."""
 _NOT_READY = 0
 """psycopg's Ready value for a wait that timed out."""
 
@@ -79,6 +83,12 @@ class TimeoutConnection(psycopg.Connection[Any]):
     transaction_settings: SessionSettings = MappingProxyType({})
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._statements: dict[tuple[str, Sequence[int]], bytes] = {}
+        """The names of the statements that `run` has prepared, by their text and the types of their values."""
+        self._numbers = count()
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -96,20 +106,74 @@ class TimeoutConnection(psycopg.Connection[Any]):
             if result.status == ExecStatus.FATAL_ERROR:
                 raise psycopg.errors.error_from_result(result)
 
-    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
+    def run(
+        self, query: str, values: Sequence[object] = (), *, prepare: bool = True, begins: bool = True
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a statement with parameters $1, $2, …, in a fourth of the calls of psycopg's cursors.
+
+        It begins a transaction where there is none, unless `begins` is false. One with values is prepared,
+        and one without them with `prepare`, if it is no longer than a session of Postgres is one's own.
+        """
+        begin = b""
+        if begins and not self.autocommit and self.pgconn.transaction_status == TransactionStatus.IDLE:
+            begin = self.begin_command()
+        adapter = Transformer(self)
+        if values or prepare:
+            if begin:
+                self.pgconn.send_query(begin)
+                self._answer()
+            parameters = adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
+            self._send(query, parameters, adapter)
+        else:
+            self.pgconn.send_query(b"; ".join([begin, query.encode()]) if begin else query.encode())
+        result = self._answer()
+        adapter.set_pgresult(result)
+        return adapter.load_rows(0, result.ntuples, tuple)
+
+    def _send(self, query: str, parameters: Sequence[Buffer | None], adapter: Transformer) -> None:
+        """Sends a statement, which it prepares before its first use in a session of one's own."""
+        types, formats = adapter.types or (), adapter.formats
+        if self.transaction_settings:
+            self.pgconn.send_query_params(query.encode(), parameters, types, formats)
+            return
+        name = self._statements.get((query, types))
+        if name is None:
+            name = b"holdfast_%d" % next(self._numbers)
+            self.pgconn.send_prepare(name, query.encode(), types)
+            self._answer()
+            self._statements[query, types] = name
+        self.pgconn.send_query_prepared(name, parameters, formats)
+
+    def _answer(self) -> PGresult:
+        """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
+        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                error = psycopg.errors.error_from_result(result)
+                if isinstance(error, _FORGOTTEN):
+                    self._statements.clear()
+                raise error
+        return results[-1]
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        """Overrides the method in which psycopg drops its prepared statements, ours with them."""
+        if name is None:
+            self._statements.clear()
+        yield from super()._deallocate(name)
+
+    def run_alone(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of `run` in a transaction of its own.
 
         It takes one exchange with the server; three where a transaction begins with settings.
         """
-        self.autocommit = not self.transaction_settings
+        begins = bool(self.transaction_settings)
         try:
-            row = psycopg.RawCursor(self).execute(query, values, prepare=self.autocommit).fetchone()
+            rows = self.run(query, values, begins=begins)
+        except _FORGOTTEN:
+            rows = self.run(query, values, begins=begins)
+        if begins:
             self.commit()
-        finally:
-            if not self.closed and self.pgconn.transaction_status == TransactionStatus.IDLE:
-                self.autocommit = False
-        assert row is not None
-        return row[0]
+        return rows
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
@@ -254,8 +318,7 @@ def execute(
     """
     query, names = statement
     with psycopg_connection(connection, query) as raw:
-        cursor = psycopg.RawCursor(raw).execute(query, [parameters[name] for name in names])
-        return cursor.fetchall() if cursor.description else []
+        return raw.run(query, [parameters[name] for name in names], prepare=False)
 
 
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:

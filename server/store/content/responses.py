@@ -22,7 +22,8 @@ from server.protocol.responses.response import (
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY, adding
-from server.store.content.stored_items import INPUT
+from server.store.content.stored_items import INPUT, OUTPUT
+from server.store.database import Database
 from server.store.database_errors import OwnershipLost
 from server.store.keyset_page import distinct
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
@@ -85,6 +86,26 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 _GET = select(*STORED_COLUMNS).where(
     responses.c.tenant == bindparam("of_tenant"), responses.c.id == bindparam("of_id"), READABLE
 )
+
+
+def find_with_output(
+    database: Database, tenant: str, response_id: UUID
+) -> tuple[StoredResponse, list[str]] | None:
+    """A response as of `get`, with the JSON of its output items in order, of one moment."""
+    rows = database.rows(_GET_WITH_OUTPUT, (tenant, response_id))
+    if not rows:
+        return None
+    ((*columns, output),) = rows
+    return StoredResponse(**dict(zip(_FIELDS, columns, strict=True))), output
+
+
+_FIELDS = tuple(StoredResponse.__dataclass_fields__)
+_GET_WITH_OUTPUT = f"""
+    select {", ".join(_FIELDS)}, array(
+        select cast(payload as text) from items i
+        where i.tenant = responses.tenant and i.response_id = responses.id and i.side = {OUTPUT} order by idx)
+    from responses where tenant = $1 and id = $2 and {READABLE}
+"""
 
 
 def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:
