@@ -175,6 +175,13 @@ class TimeoutConnection(psycopg.Connection[Any]):
             self.commit()
         return rows
 
+    def copy_in(self, statement: str, data: bytes) -> None:
+        """Executes a COPY from the client."""
+        self.run(statement, prepare=False)
+        self.pgconn.put_copy_data(data)
+        self.pgconn.put_copy_end()
+        self._answer()
+
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
         if self.pgconn.transaction_status != TransactionStatus.IDLE:
