@@ -32,7 +32,7 @@ from server.store.timeout_connection import (
     TimeoutConnection,
     as_database_error,
     connect,
-    execute,
+    execute_later,
     psycopg_connection,
     synchronous,
 )
@@ -402,7 +402,7 @@ def clock(connection: Connection) -> datetime:
 
 def commit_synchronously(connection: Connection) -> None:
     """Makes this transaction's commit wait for the disk, if the session's setting is `off`."""
-    execute(connection, _COMMIT_SYNCHRONOUSLY, {})
+    execute_later(connection, _COMMIT_SYNCHRONOUSLY, {})
 
 
 def lock(connection: Connection, name: str) -> None:

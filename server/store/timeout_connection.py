@@ -10,9 +10,10 @@ transaction, so that no lock outlives its owner.
 
 import re
 import select
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from time import monotonic
 from types import MappingProxyType
@@ -89,6 +90,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
         self._statements: dict[tuple[str, Sequence[int]], bytes] = {}
         """The names of the statements that `run` has prepared, by their text and the types of their values."""
         self._numbers = count()
+        self._later: list[tuple[str, Sequence[object]]] = []
+        self._adapter = Transformer(self)
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -111,42 +114,76 @@ class TimeoutConnection(psycopg.Connection[Any]):
     ) -> list[tuple[Any, ...]]:
         """The rows of a statement with parameters $1, $2, …, in a fourth of the calls of psycopg's cursors.
 
-        It begins a transaction where there is none, unless `begins` is false. One with values is prepared,
-        and one without them with `prepare`, if it is no longer than a session of Postgres is one's own.
+        It begins a transaction where there is none, unless `begins` is false. It is prepared, if it has
+        values or `prepare` says so, where sessions of Postgres are one's own.
         """
-        begin = b""
+        begin, later, self._later = b"", self._later, []
         if begins and not self.autocommit and self.pgconn.transaction_status == TransactionStatus.IDLE:
             begin = self.begin_command()
-        adapter = Transformer(self)
         if values or prepare:
             if begin:
                 self.pgconn.send_query(begin)
                 self._answer()
-            parameters = adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
-            self._send(query, parameters, adapter)
+            result = self._together([*later, (query, values)])
         else:
-            self.pgconn.send_query(b"; ".join([begin, query.encode()]) if begin else query.encode())
-        result = self._answer()
-        adapter.set_pgresult(result)
-        return adapter.load_rows(0, result.ntuples, tuple)
+            if any(values for _, values in later):
+                self._together(later)
+                later = []
+            texts = [*(text.encode() for text, _ in later), query.encode()]
+            self.pgconn.send_query(b"; ".join([begin, *texts] if begin else texts))
+            result = self._answer()
+        self._adapter.set_pgresult(result)
+        return self._adapter.load_rows(0, result.ntuples, tuple)
 
-    def _send(self, query: str, parameters: Sequence[Buffer | None], adapter: Transformer) -> None:
-        """Sends a statement, which it prepares before its first use in a session of one's own."""
-        types, formats = adapter.types or (), adapter.formats
+    def later(self, query: str, values: Sequence[object] = ()) -> None:
+        """Has a statement whose rows are not needed sent with the transaction's next one, or its commit."""
+        if self.pgconn.transaction_status == TransactionStatus.INTRANS:
+            self._later.append((query, values))
+        else:
+            self.run(query, values, prepare=bool(values))
+
+    def _together(self, statements: Sequence[tuple[str, Sequence[object]]]) -> PGresult:
+        """The last result of statements that are sent in one exchange; prepares those that are new."""
+        calls = [self._sending(*statement) for statement in statements]
+        if len(calls) == 1:
+            calls[0]()
+            return self._answer()
+        self.pgconn.enter_pipeline_mode()
+        for send in calls:
+            send()
+        self.pgconn.pipeline_sync()
+        results: list[PGresult] = []
+        while not results or results[-1].status != ExecStatus.PIPELINE_SYNC:
+            results += self._results()
+        self.pgconn.exit_pipeline_mode()
+        return self._last_of(results[:-1])
+
+    def _sending(self, query: str, values: Sequence[object]) -> Callable[[], None]:
+        """The call that sends a statement, which is prepared before its first use in a session of one's own.
+        """
+        parameters = self._adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        types, formats = self._adapter.types or (), self._adapter.formats
         if self.transaction_settings:
-            self.pgconn.send_query_params(query.encode(), parameters, types, formats)
-            return
+            return partial(self.pgconn.send_query_params, query.encode(), parameters, types, formats)
         name = self._statements.get((query, types))
         if name is None:
             name = b"holdfast_%d" % next(self._numbers)
             self.pgconn.send_prepare(name, query.encode(), types)
             self._answer()
             self._statements[query, types] = name
-        self.pgconn.send_query_prepared(name, parameters, formats)
+        return partial(self.pgconn.send_query_prepared, name, parameters, formats)
 
     def _answer(self) -> PGresult:
         """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
+        return self._last_of(self._results())
+
+    def _results(self) -> list[PGresult]:
         results: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        if not results:
+            raise psycopg.OperationalError(_NO_RESPONSE)
+        return results
+
+    def _last_of(self, results: Sequence[PGresult]) -> PGresult:
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(result)
@@ -154,6 +191,20 @@ class TimeoutConnection(psycopg.Connection[Any]):
                     self._statements.clear()
                 raise error
         return results[-1]
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """Overrides the method with which all else that psycopg executes begins."""
+        if self._later:
+            later, self._later = self._later, []
+            self._together(later)
+        return super().cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        """Commits the transaction, if there is one, in one exchange with what is to be sent later."""
+        if self._later:
+            self.run("commit")
+        else:
+            super().commit()
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         """Overrides the method in which psycopg drops its prepared statements, ours with them."""
@@ -184,6 +235,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
+        self._later.clear()
         if self.pgconn.transaction_status != TransactionStatus.IDLE:
             super().rollback()
 
@@ -326,6 +378,17 @@ def execute(
     query, names = statement
     with psycopg_connection(connection, query) as raw:
         return raw.run(query, [parameters[name] for name in names], prepare=False)
+
+
+def execute_later(
+    connection: Connection, statement: tuple[str, Sequence[str]], parameters: Mapping[str, object]
+) -> None:
+    """Has a statement as of `execute`, whose rows are not needed, sent with the transaction's next one, or
+    with its commit: an exchange with Postgres costs more than the statement. Raises DatabaseError.
+    """
+    query, names = statement
+    with psycopg_connection(connection, query) as raw:
+        raw.later(query, [parameters[name] for name in names])
 
 
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
