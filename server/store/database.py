@@ -118,6 +118,9 @@ class SharedOutage:
     @contextmanager
     def attempt(self, deadline: float) -> Iterator[None]:
         """Surrounds one try. Waits while another thread probes; raises OutageContinues at the deadline."""
+        if self._down_since is None:
+            yield
+            return
         with self._changed:
             if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
                 raise OutageContinues
