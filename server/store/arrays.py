@@ -84,7 +84,7 @@ def literal(values: Sequence[object]) -> str:
 def _element(value: object) -> str:
     if value is None:
         return "NULL"
-    text = f"\\x{value.hex()}" if isinstance(value, bytes) else f"{value}"
+    text = f"\\x{value.hex()}" if type(value) is bytes else f"{value}"
     if "\\" in text or '"' in text:
         text = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'

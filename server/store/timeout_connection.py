@@ -152,9 +152,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         for send in calls:
             send()
         self.pgconn.pipeline_sync()
-        results: list[PGresult] = []
-        while not results or results[-1].status != ExecStatus.PIPELINE_SYNC:
-            results += self._results()
+        results = self._results(until_sync=True)
         self.pgconn.exit_pipeline_mode()
         return self._last_of(results[:-1])
 
@@ -177,11 +175,19 @@ class TimeoutConnection(psycopg.Connection[Any]):
         """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
         return self._last_of(self._results())
 
-    def _results(self) -> list[PGresult]:
-        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
-        if not results:
-            raise psycopg.OperationalError(_NO_RESPONSE)
-        return results
+    def _results(self, *, until_sync: bool = False) -> list[PGresult]:
+        """The results of what was sent; with `until_sync` of all statements of a pipeline."""
+
+        def receive() -> PQGen[list[PGresult]]:
+            results: list[PGresult] = []
+            while not results or (until_sync and results[-1].status != ExecStatus.PIPELINE_SYNC):
+                received = yield from generators.execute(self.pgconn)
+                if not received:
+                    raise psycopg.OperationalError(_NO_RESPONSE)
+                results += received
+            return results
+
+        return self.wait(receive())
 
     def _last_of(self, results: Sequence[PGresult]) -> PGresult:
         for result in results:
