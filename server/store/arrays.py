@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from sqlalchemy import Column, TextClause
+from sqlalchemy import Column, Select, TextClause
 from sqlalchemy.dialects import postgresql
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ def _element(value: object) -> str:
     return f'"{text}"'
 
 
-def with_numbers(statement: TextClause) -> tuple[str, Sequence[str]]:
+def with_numbers(statement: TextClause | Select[Any]) -> tuple[str, Sequence[str]]:
     """The statement with parameters $1, $2, …, and their names in this order."""
     compiled = statement.compile(dialect=_NUMBERED)
     names = compiled.positiontup

@@ -88,7 +88,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._statements: dict[tuple[str, Sequence[int]], bytes] = {}
-        """The names of the statements that `run` has prepared, by their text and the types of their values."""
+        """The names of the statements that `run` has prepared, by text and types of values."""
         self._numbers = count()
         self._later: list[tuple[str, Sequence[object]]] = []
         self._adapter = Transformer(self)
@@ -157,8 +157,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return self._last_of(results[:-1])
 
     def _sending(self, query: str, values: Sequence[object]) -> Callable[[], None]:
-        """The call that sends a statement, which is prepared before its first use in a session of one's own.
-        """
+        """The call that sends a statement, which is prepared first if it is new in a session of one's own."""
         parameters = self._adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
         types, formats = self._adapter.types or (), self._adapter.formats
         if self.transaction_settings:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
+from sqlalchemy import Connection, Row, TextClause, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.events import Event
@@ -79,12 +79,13 @@ STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_field
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted or expired."""
-    row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
-    return stored_response(row) if row else None
+    rows = execute(connection, _GET, {"tenant": tenant, "id": response_id})
+    return StoredResponse(**dict(zip(_FIELDS, rows[0], strict=True))) if rows else None
 
 
-_GET = select(*STORED_COLUMNS).where(
-    responses.c.tenant == bindparam("of_tenant"), responses.c.id == bindparam("of_id"), READABLE
+_FIELDS = tuple(StoredResponse.__dataclass_fields__)
+_GET = arrays.with_numbers(
+    text(f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}")
 )
 
 
@@ -99,7 +100,6 @@ def find_with_output(
     return StoredResponse(**dict(zip(_FIELDS, columns, strict=True))), output
 
 
-_FIELDS = tuple(StoredResponse.__dataclass_fields__)
 _GET_WITH_OUTPUT = f"""
     select {", ".join(_FIELDS)}, array(
         select cast(payload as text) from items i
