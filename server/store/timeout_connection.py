@@ -176,17 +176,16 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def _results(self, *, until_sync: bool = False) -> list[PGresult]:
         """The results of what was sent; with `until_sync` of all statements of a pipeline."""
+        return self.wait(self._receive(until_sync))
 
-        def receive() -> PQGen[list[PGresult]]:
-            results: list[PGresult] = []
-            while not results or (until_sync and results[-1].status != ExecStatus.PIPELINE_SYNC):
-                received = yield from generators.execute(self.pgconn)
-                if not received:
-                    raise psycopg.OperationalError(_NO_RESPONSE)
-                results += received
-            return results
-
-        return self.wait(receive())
+    def _receive(self, until_sync: bool) -> PQGen[list[PGresult]]:
+        results: list[PGresult] = []
+        while not results or (until_sync and results[-1].status != ExecStatus.PIPELINE_SYNC):
+            received = yield from generators.execute(self.pgconn)
+            if not received:
+                raise psycopg.OperationalError(_NO_RESPONSE)
+            results += received
+        return results
 
     def _last_of(self, results: Sequence[PGresult]) -> PGresult:
         for result in results:
@@ -288,10 +287,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
         Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
-        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
-        for result in results:
-            if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
-                raise psycopg.errors.error_from_result(result)
+        results = self._results()
+        if not allow_errors:
+            self._last_of(results)
         return results
 
     def _is_busy(self) -> bool:
