@@ -91,6 +91,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         """The names of the statements that `run` has prepared, by text and types of values."""
         self._numbers = count()
         self._later: list[tuple[str, Sequence[object]]] = []
+        """Statements of this transaction, with their values, that wait for the next one."""
         self._adapter = Transformer(self)
 
     def begin_command(self) -> bytes:
@@ -152,9 +153,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         for send in calls:
             send()
         self.pgconn.pipeline_sync()
-        results = self._results(until_sync=True)
-        self.pgconn.exit_pipeline_mode()
-        return self._last_of(results[:-1])
+        return self._answer(in_pipeline=True)
 
     def _sending(self, query: str, values: Sequence[object]) -> Callable[[], None]:
         """The call that sends a statement, which is prepared first if it is new in a session of one's own."""
@@ -170,13 +169,19 @@ class TimeoutConnection(psycopg.Connection[Any]):
             self._statements[query, types] = name
         return partial(self.pgconn.send_query_prepared, name, parameters, formats)
 
-    def _answer(self) -> PGresult:
+    def _answer(self, *, in_pipeline: bool = False) -> PGresult:
         """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
-        return self._last_of(self._results())
-
-    def _results(self, *, until_sync: bool = False) -> list[PGresult]:
-        """The results of what was sent; with `until_sync` of all statements of a pipeline."""
-        return self.wait(self._receive(until_sync))
+        results = self.wait(self._receive(in_pipeline))
+        if in_pipeline:
+            results.pop()
+            self.pgconn.exit_pipeline_mode()
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                error = psycopg.errors.error_from_result(result)
+                if isinstance(error, _FORGOTTEN):
+                    self._statements.clear()
+                raise error
+        return results[-1]
 
     def _receive(self, until_sync: bool) -> PQGen[list[PGresult]]:
         results: list[PGresult] = []
@@ -186,15 +191,6 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 raise psycopg.OperationalError(_NO_RESPONSE)
             results += received
         return results
-
-    def _last_of(self, results: Sequence[PGresult]) -> PGresult:
-        for result in results:
-            if result.status == ExecStatus.FATAL_ERROR:
-                error = psycopg.errors.error_from_result(result)
-                if isinstance(error, _FORGOTTEN):
-                    self._statements.clear()
-                raise error
-        return results[-1]
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides the method with which all else that psycopg executes begins."""
@@ -221,14 +217,14 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
         It takes one exchange with the server; three where a transaction begins with settings.
         """
-        begins = bool(self.transaction_settings)
-        try:
-            rows = self.run(query, values, begins=begins)
-        except _FORGOTTEN:
-            rows = self.run(query, values, begins=begins)
-        if begins:
+        if self.transaction_settings:
+            rows = self.run(query, values)
             self.commit()
-        return rows
+            return rows
+        try:
+            return self.run(query, values, begins=False)
+        except _FORGOTTEN:
+            return self.run(query, values, begins=False)
 
     def copy_in(self, statement: str, data: bytes) -> None:
         """Executes a COPY from the client."""
@@ -287,9 +283,10 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
         Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
-        results = self._results()
-        if not allow_errors:
-            self._last_of(results)
+        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
+                raise psycopg.errors.error_from_result(result)
         return results
 
     def _is_busy(self) -> bool:
