@@ -99,17 +99,6 @@ class TimeoutConnection(psycopg.Connection[Any]):
         settings = [f"SET LOCAL {name} = '{value}'" for name, value in self.transaction_settings.items()]
         return b"; ".join([self._get_tx_start_command(), *(setting.encode() for setting in settings)])
 
-    def _start_query(self) -> PQGen[None]:
-        """Overrides the method in which psycopg begins a transaction before a statement."""
-        is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
-        if self.autocommit or not is_idle or not self.transaction_settings:
-            yield from super()._start_query()
-            return
-        self.pgconn.send_query(self.begin_command())
-        for result in (yield from generators.execute(self.pgconn)):
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise psycopg.errors.error_from_result(result)
-
     def run(
         self, query: str, values: Sequence[object] = (), *, prepare: bool = True, begins: bool = True
     ) -> list[tuple[Any, ...]]:
@@ -118,9 +107,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
         It begins a transaction where there is none, unless `begins` is false. It is prepared, if it has
         values or `prepare` says so, where sessions of Postgres are one's own.
         """
-        begin, later, self._later = b"", self._later, []
-        if begins and not self.autocommit and self.pgconn.transaction_status == TransactionStatus.IDLE:
-            begin = self.begin_command()
+        begin = self._begin() if begins else b""
+        later, self._later = self._later, []
         if values or prepare:
             if begin:
                 self.pgconn.send_query(begin)
@@ -135,6 +123,11 @@ class TimeoutConnection(psycopg.Connection[Any]):
             result = self._answer()
         self._adapter.set_pgresult(result)
         return self._adapter.load_rows(0, result.ntuples, tuple)
+
+    def _begin(self) -> bytes:
+        """The command with which a transaction has to begin; empty in one, and in autocommit mode."""
+        is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return self.begin_command() if is_idle and not self.autocommit else b""
 
     def later(self, query: str, values: Sequence[object] = ()) -> None:
         """Has a statement whose rows are not needed sent with the transaction's next one, or its commit."""
@@ -194,9 +187,12 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides the method with which all else that psycopg executes begins."""
-        if self._later:
-            later, self._later = self._later, []
+        later, self._later = self._later, []
+        if later:
             self._together(later)
+        elif self.transaction_settings and (begin := self._begin()):
+            self.pgconn.send_query(begin)
+            self._answer()
         return super().cursor(*args, **kwargs)
 
     def commit(self) -> None:
