@@ -170,8 +170,8 @@ def check_include(values: Sequence[str]) -> None:
 def _check_string_lengths(request: CreateResponse) -> None:
     for param, most in MAX_CHARACTERS.items():
         value = getattr(request, param)
-        strings = [value] if isinstance(value, str) else value or ()
-        if any(len(string) > most for string in strings):
+        strings = [value] if isinstance(value, str) else value
+        if strings and any(len(string) > most for string in strings):
             raise InvalidRequest(
                 f"A string in {param} may have {most} characters.",
                 param=param,

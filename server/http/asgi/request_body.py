@@ -40,6 +40,9 @@ class RequestBody:
         limit of bytes in memory.
         """
         self._tenant = tenant
+        if self._request.method == "GET" and not _has_body(self._request.scope):
+            self.whole = True
+            return b""
         try:
             async with asyncio.timeout(seconds):
                 return await self._read(most)

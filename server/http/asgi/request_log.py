@@ -87,8 +87,10 @@ def has_begun(scope: Scope) -> bool:
 
 def bounded_user_agent(header: str | None) -> str | None:
     """The header's printable ASCII, cut to `MAX_USER_AGENT`; None if there is none of it. Pure."""
-    shown = "".join(char for char in (header or "")[:MAX_USER_AGENT] if " " <= char <= "~").strip()
-    return shown or None
+    shown = (header or "")[:MAX_USER_AGENT]
+    if not (shown.isascii() and shown.isprintable()):
+        shown = "".join(char for char in shown if " " <= char <= "~")
+    return shown.strip() or None
 
 
 class RequestLog:
