@@ -1,12 +1,10 @@
 """Replacements of Hypercorn's classes: a strict HTTP/1.1 parser, WebSocket messages within byte limits."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import h11
-from h11._headers import Headers
 from h11._receivebuffer import ReceiveBuffer
 from hypercorn import protocol
 from hypercorn.events import Closed, Event, RawData
@@ -192,13 +190,8 @@ class WebSocketStream(ws_stream.WSStream):
             await self.send(StreamClosed(stream_id=self.stream_id))
 
 
-def _iterate(headers: Headers) -> Iterator[tuple[bytes, bytes]]:
-    return iter([(name, value) for _, name, value in headers._full_items])
-
-
 def install_patches() -> None:
     """Makes Hypercorn use the replacements for every connection from now on."""
-    Headers.__iter__ = _iterate  # type: ignore[assignment, method-assign]  # else a header is two calls
     protocol.H11Protocol = Http1  # type: ignore[attr-defined]
     ws_stream.Handshake = Handshake  # type: ignore[misc]
     ws_stream.WebsocketBuffer = MessageBuffer  # type: ignore[misc]
