@@ -46,7 +46,6 @@ class RequestField:
 
 @cache
 def fields_of(request: type[Struct]) -> Mapping[str, RequestField]:
-    """The described fields of a request, by name."""
     described = kinds.type_info(request)
     assert isinstance(described, kinds.StructType)
     metadata = [(one, one.type) for one in described.fields if isinstance(one.type, kinds.Metadata)]
@@ -82,7 +81,6 @@ _MARKED_BOUNDS: Final = {
 
 
 def _kind(inner: kinds.Type) -> tuple[Kind, tuple[str, ...], str]:
-    """The kind of a type's values, their choices and their bounds."""
     match inner:
         case kinds.BoolType():
             return "flag", (), "is yes or no"

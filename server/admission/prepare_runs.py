@@ -47,8 +47,6 @@ from server.store.database import Connection, Database
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """The Idempotency-Key header of a request."""
-
     key: str
     digest: bytes
     """SHA-256 of the request's path and body: the same key with another body is an error."""

@@ -382,7 +382,6 @@ def _in_generation_config(request: Translated, name: str) -> str | None:
 
 
 def _grammar_path(request: Translated, rest: str) -> str:
-    """The path of the parameter that a grammar came from."""
     older = next((name for name in OLD_NAMES if getattr(request, name, None) is not None), None)
     if older is not None:
         return older

@@ -185,8 +185,6 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat(ChunkFormat):
-    """The fields that all choices and chunks of a chat completion share."""
-
     chunk_type = objects.Chunk
     include_reasoning: bool = True
     role: str = "assistant"
@@ -243,7 +241,6 @@ class ChatFormat(ChunkFormat):
 
 
 def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]) -> ChatFormat:
-    """The format of the completion whose first choice is the response `first`."""
     role = answer_role(messages, request)
     choice = request.tool_choice
     return ChatFormat(

@@ -189,8 +189,6 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyFormat(ChunkFormat):
-    """The fields that all choices and chunks of a legacy completion share."""
-
     chunk_type = TextCompletion
     prompts: Sequence[str]
     first_tokens: Sequence[str]
@@ -246,7 +244,6 @@ class LegacyFormat(ChunkFormat):
 
 
 def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID) -> LegacyFormat:
-    """The format of the completion whose first choice is the response `first`."""
     return LegacyFormat(
         id=ids.text_completion_id(first),
         created=ids.unix_seconds(first),
@@ -267,7 +264,6 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
 
 
 def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> msgspec.Struct:
-    """The completion of these final responses, which are ordered by prompt."""
     groups = shape.by_prompt(finals)
     choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]

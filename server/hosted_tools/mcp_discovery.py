@@ -132,8 +132,6 @@ def discover_tools(
 
 
 class _RequestServers:
-    """The MCP servers of one request, and the lists of tools that are still being fetched."""
-
     def __init__(self, servers: McpServers, caller: Caller) -> None:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers

@@ -290,8 +290,6 @@ class HistoryReads:
 
 
 class RequestReads:
-    """The bytes of history that one request has read."""
-
     def __init__(self, limit: SharedLimit, tenant: str) -> None:
         self._limit = limit
         self._tenant = tenant

@@ -33,7 +33,6 @@ class TokenRules:
     tenant_claim: str = "tenant"
     scope_claim: str = "scope"
     scopes: Mapping[str, Scope] = field(default_factory=dict)
-    """The scope by the value of the scope claim that gives it."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "TokenRules | None":

@@ -57,7 +57,6 @@ class BadValue(ValueError):
 
 
 def columns_of(kind: str) -> list[Column[Any]]:
-    """The columns of a kind of line."""
     table = TABLES[kind]
     left_out = {"tenant", *_LEFT_OUT.get(table.name, ())}
     return [column for column in table.columns if column.name not in left_out]

@@ -64,7 +64,6 @@ def engine_gauges(stats: Stats) -> list[Gauge]:
 
 
 def engine_facts(stats: Stats) -> Iterator[Fact]:
-    """Yield facts about this process's engine."""
     if not stats.alive:
         yield Fact("Engine", "no server answers" if stats.remote else "dead", is_bad=True)
     yield Fact("Waiting", number(stats.waiting))

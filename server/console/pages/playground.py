@@ -131,8 +131,6 @@ def _python(value: object, depth: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The conversation so far, as the page shows it."""
-
     items: Sequence[ItemView] = ()
     last: str = ""
     """The response that the next message goes on from."""

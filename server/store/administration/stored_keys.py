@@ -19,8 +19,6 @@ from server.store.tables import api_keys, key_requirement, seal_keys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyProperties:
-    """The properties of a key that an operator chooses."""
-
     name: str = ""
     priority_floor: int = 0
     """The most urgent priority that requests with this key may have."""
