@@ -25,7 +25,6 @@ from server.completions.shared_parameters import (
     includes_continuous_usage,
     includes_usage,
     refuse_unsupported,
-    unsupported,
 )
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
@@ -44,6 +43,7 @@ from server.protocol.completions.objects import (
     TextFinish,
 )
 from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
+from server.protocol.error_object import unsupported_parameter
 from server.protocol.responses.events import OutputTextDelta
 from server.protocol.responses.items import Logprob
 
@@ -63,12 +63,14 @@ def validate_legacy_request(request: TextRequest) -> None:
     if request.best_of is not None and request.best_of < (request.n or 1):
         raise InvalidRequest("best_of must be at least n: the best n are returned.", param="best_of")
     if request.use_beam_search and generated_per_prompt(request) > (request.n or 1):
-        raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
+        raise unsupported_parameter("A beam search finds the best n itself: leave out best_of.", "best_of")
     if request.stream and generated_per_prompt(request) > (request.n or 1):
-        raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
+        raise unsupported_parameter(
+            "The best answers are known when all have ended: set stream to false.", "best_of"
+        )
     if request.stream and request.echo and request.logprobs is not None:
-        raise unsupported(
-            "echo", "A prompt's logprobs come with the whole answer: leave echo, logprobs or stream out."
+        raise unsupported_parameter(
+            "A prompt's logprobs come with the whole answer: leave echo, logprobs or stream out.", "echo"
         )
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
