@@ -55,7 +55,7 @@ _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError, or ApiError while busy."""
+    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ApiError."""
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")
