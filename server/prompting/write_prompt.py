@@ -165,7 +165,7 @@ def truncate_tokens(
 def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> PromptConversation:
-    """Raises InvalidRequest for a format without its schema, InvalidRequest for a wrong tool choice."""
+    """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
     choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return PromptConversation(
