@@ -178,6 +178,9 @@ def _load_with(
         prepack_weights(network, exact=config.exact != "off")
     progress("checking that every layer attends as it should")
     ways = forward_ways(network, _say)
+    if config.exact == "on":
+        ways = [way for way in ways if way.kind == "packed" or way.whole_prompts]
+        ways[0].use(network)
     if not config.adapters:
         fuse_layers(network, read_context_length(network.config.get_text_config()))
     return network, ways

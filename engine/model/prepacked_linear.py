@@ -45,6 +45,9 @@ MEMORY_FACTOR = 2
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Names that transformers gives layers of one module that read the same input."""
 
+READ_DIRECTLY = ("dt_proj", "classifier", "attention.output", "feed_forward.value")
+"""Layers whose weights transformers reads or scales itself: of Mamba 1 and Jamba, of LongCat, of RWKV."""
+
 MAX_SLOWNESS = 8
 """A convolution may take this many times what products of its rows take, and a wider picture this many times
 what the first width takes for the same rows. One that repacks takes far more."""
@@ -228,7 +231,7 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
         for names in SAME_INPUT:
             _fuse(module, names, trials)
     for name, module in list(network.named_modules(remove_duplicate=False)):
-        if _is_worth_packing(module):
+        if _is_worth_packing(module) and not name.endswith(READ_DIRECTLY):
             if module not in packed:
                 packed[module] = PrepackedLinear(module, trials)
             network.set_submodule(name, packed[module])

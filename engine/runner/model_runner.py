@@ -31,7 +31,7 @@ from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputB
 from engine.runner.passed_checks import PassedCheck
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
-from engine.runner.state_passes import StatePasses, states_of
+from engine.runner.state_passes import StatePasses, StateSlots, states_of
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
@@ -217,13 +217,13 @@ class ModelRunner:
         self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
         self._passes: CachedPasses | StatePasses | None = None
         """Computes steps where it is not done in one packed row."""
-        whole = model.way.whole_prompts
         if model.way.kind == "cached":
-            self._passes = CachedPasses(model.network, adapters, whole_prompts=whole)
+            self._passes = CachedPasses(model.network, adapters, whole_prompts=model.way.whole_prompts)
         elif model.way.states is not None:
-            builder, states, size = self._input_builder, model.way.states, kv_cache.block_size
+            size, alone = kv_cache.block_size, config.exact == "on"
+            states = StateSlots(model.way.states, max_running)
             self._passes = StatePasses(
-                model.network, adapters, builder, states, max_running, size, prefix_states
+                model.network, adapters, self._input_builder, states, size, prefix_states, alone=alone
             )
         self._static = static
         self._device_tokens: DeviceTokens | None = None
@@ -278,10 +278,11 @@ class ModelRunner:
         size = self._kv_cache.block_size
         blocks = bits_check.blocks_used(size)
         operations = 2.0 * self._network.num_parameters() * 2 * bits_check.TOKENS
-        fits = blocks <= self._kv_cache.blocks and operations <= MAX_BITS_OPERATIONS
         if exact == "off":
             difference: str | None = "exact is off"
-        elif self._passes is not None or not fits:
+        elif self._passes is not None:
+            difference = None if exact == "on" else "requests are computed alone with `exact` on only"
+        elif blocks > self._kv_cache.blocks or operations > MAX_BITS_OPERATIONS:
             difference = "it was not tried"
         elif self._adapters.names or has_experts(self._network):
             difference = "sums of experts and adapters depend on how many tokens they get"

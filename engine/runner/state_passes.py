@@ -117,24 +117,27 @@ class StatePasses:
         network: PreTrainedModel,
         adapters: Adapters,
         builder: InputBuilder | PagedInputBuilder,
-        template: Cache,
-        rows: int,
+        slots: StateSlots,
         block_size: int,
         kept: PrefixStates | None,
+        *,
+        alone: bool,
     ) -> None:
-        """`kept` is None if prompts are computed whole."""
+        """`kept` is None if prompts are computed whole. `alone`: no request is in a pass with others."""
         self._network = network
         self._adapters = adapters
         self._builder = builder
-        self._slots = StateSlots(template, rows)
+        self._slots = slots
         self._block_size = block_size
         self._kept = kept
+        self._alone = alone
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
         """Logits `[rows, vocabulary]`: of last tokens, in `sampling_first`'s order, then of `prompt_rows`."""
         self._slots.place(plan, self._states_before)
         current = {c.sequence: self._slots.lengths[self._slots.row_of(c.sequence)] == c.start for c in plan}
-        singles = tuple(chunk for chunk in plan if chunk.count == 1 and current[chunk.sequence])
+        batch = () if self._alone else plan
+        singles = tuple(chunk for chunk in batch if chunk.count == 1 and current[chunk.sequence])
         logits = self._decode(singles, prompt_rows) if singles else {}
         for chunk in plan:
             if chunk.sequence not in logits:

@@ -27,7 +27,7 @@ step. Those that are then sampled are accepted; keys and values of the others ar
 A step has tokens of one picture at most. Some models compute a picture whole (`whole_images`: Gemma), because
 its tokens attend to each other in both directions: a step with such a picture may exceed its token budget, by
 less than the picture's tokens. Where prompts are computed whole (`whole_prompts`), a step exceeds its budget
-by less than one prompt.
+by less than one prompt; output that is computed again is a token a step, as it first was.
 """
 
 from bisect import bisect_left, insort
@@ -343,8 +343,10 @@ class Scheduler:
 
         It has at most `left` tokens, unless prompts are computed whole.
         """
-        start, remaining = sequence.num_computed_tokens, sequence.remaining
-        longest = remaining if self.limits.whole_prompts else min(remaining, left)
+        start, longest = sequence.num_computed_tokens, min(sequence.remaining, left)
+        if self.limits.whole_prompts:
+            prompt = len(sequence.request.prompt) - sequence.request.output_offset
+            longest = max(prompt - start, 1)
         count = turn.clip(sequence.request.images, start, longest)
         if count:
             chunks.append(ScheduledChunk(sequence, start, count))

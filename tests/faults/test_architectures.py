@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.fix_tally import Tally
-from tests.support.architecture_sweep import judge, told
+from tests.support.architecture_sweep import IDS, judge, told
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
+from tests.support.tiny_architectures import architectures, save_tiny
 from tests.unit.engine.model.test_architectures import EXPERTS, WINDOW, generate
 
 LONG = {"max_position_embeddings": 256}
@@ -120,3 +121,15 @@ def test_every_architecture_of_transformers_is_computed_as_the_table_says(name: 
     verdict = judge(name)
     assert verdict.kind == told()[name], verdict.reason
     tally["F38", f"architectures {verdict.kind}"] += 1
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "name", sorted(name for name, kind in told().items() if kind not in ("refused", "untold"))
+)
+def test_every_architecture_that_is_computed_is_so_in_bfloat16(name: str) -> None:
+    bench = start_model(save_tiny(architectures()[name])[0], dtype="bfloat16")
+    requests = [make_request(str(n), [token % IDS for token in make_prompt(n, n)], 6) for n in (5, 29)]
+    assert [len(outcome.tokens) for outcome in bench.run(*requests)] == [6, 6]
+    bench.engine.close(drain=True)

@@ -19,6 +19,7 @@ from engine.model.prepacked_linear import (
 )
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.support.equal_bits import with_equal_bits
+from tests.support.tiny_architectures import architectures, save_tiny
 from tests.unit.engine.model.test_architectures import generate
 
 INPUTS = 128
@@ -130,6 +131,15 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
     (outcome,) = bench.run(make_request("a", make_prompt(29, 1), 14))
     assert len(outcome.tokens) == 14
+    bench.engine.close(drain=True)
+
+
+@with_bfloat16
+@pytest.mark.parametrize("config", ["MambaConfig", "LongcatFlashConfig", "RwkvConfig"])
+def test_layers_whose_weights_are_read_directly_stay_plain(config: str) -> None:
+    bench = start_model(save_tiny(architectures()[config])[0], dtype="bfloat16")
+    (outcome,) = bench.run(make_request("1", make_prompt(9), 5))
+    assert len(outcome.tokens) == 5
     bench.engine.close(drain=True)
 
 

@@ -21,6 +21,16 @@ def test_a_long_prompt_is_computed_in_chunks_beside_a_request_that_generates() -
     assert [step[short] for step in counts] == [1, 1, 1]
 
 
+def test_where_prompts_are_whole_output_is_computed_again_as_it_first_was() -> None:
+    play = Play(limits(whole_prompts=True, token_budget=8))
+    other = play.add(5, 9)
+    resumed = play.add(40, 2, salt=1, output_offset=3)
+    counts = [{chunk.sequence: chunk.count for chunk in play.step()} for _ in range(5)]
+    assert [step[resumed] for step in counts] == [37, 1, 1, 1, 1]
+    assert [step[other] for step in counts] == [5, 1, 1, 1, 1]
+    assert play.ended == {"2": "length"}
+
+
 def test_chunks_of_one_token_come_first_in_a_plan() -> None:
     play = Play(limits())
     play.add(40, 9)
