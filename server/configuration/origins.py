@@ -46,8 +46,6 @@ def read_allowed_hosts(text: str | None) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of HOLDFAST_CORS_ORIGINS."""
-
     origins: frozenset[str] = frozenset()
     any: bool = False
     """`*` is listed: every origin, on servers with API keys only."""

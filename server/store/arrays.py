@@ -29,7 +29,6 @@ _TYPES: Final[Mapping[object, str]] = {
 
 
 def type_name(column: Column[Any]) -> str:
-    """The column's type as Postgres writes it."""
     return column.type.compile(_DIALECT).lower()
 
 

@@ -104,7 +104,6 @@ _NULL = _LENGTH.pack(-1)
 
 
 def append(connection: Connection, rows: Iterable[NewLogRow]) -> None:
-    """Appends rows to the log in the caller's transaction."""
     with psycopg_connection(connection) as raw:
         raw.copy_in(_COPY, _encode_copy(rows))
 

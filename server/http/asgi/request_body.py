@@ -86,7 +86,6 @@ class RequestBody:
             self._reserved = size
 
     def release(self) -> None:
-        """Releases the reserved bytes."""
         if self._reserved:
             self._limit.release(self._tenant, self._reserved)
             self._reserved = 0

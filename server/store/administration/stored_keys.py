@@ -21,8 +21,6 @@ from server.store.timeout_connection import execute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyProperties:
-    """The properties of a key that an operator chooses."""
-
     name: str = ""
     priority_floor: int = 0
     """The most urgent priority that requests with this key may have."""

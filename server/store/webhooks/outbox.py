@@ -236,8 +236,6 @@ DeliveryState = Literal["pending", "delivered", "given_up"]
 
 @dataclass(frozen=True, slots=True)
 class StoredDelivery:
-    """A delivery's row."""
-
     tenant: str
     id: UUID
     endpoint_id: UUID
