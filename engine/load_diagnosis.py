@@ -19,7 +19,7 @@ from engine.attention.kernel_check import attend_with_sdpa, find_fault
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.model.quantization import quantization_method
 from engine.request import ModelInfo
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load_runner import load_runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def _collected_warnings() -> Iterator[list[logging.LogRecord]]:
 def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis:
     """Raises `ModelRefused` if the model cannot be served with these settings."""
     with _collected_warnings() as warnings:
-        runner, limits = ModelRunner.load(config, progress)
+        runner, limits = load_runner(config, progress)
         with closing(runner):
             progress("comparing attention with plain arithmetic")
             model = runner.model

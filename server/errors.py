@@ -33,7 +33,7 @@ class ApiError(Exception):
         cls.retry = cls.retry if retry is None else retry
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, limit: str | None = None
+        self, message: str, param: str | None = None, code: str | None = None, *, limit: str | None = None
     ) -> None:
         """`limit` is the name, in metrics and logs, of the limit that was reached."""
         super().__init__(message)

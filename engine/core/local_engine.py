@@ -164,7 +164,7 @@ def load(
 
     Raises `config.ModelRefused` for a model that is not supported or cannot be loaded.
     """
-    from engine.runner.model_runner import ModelRunner  # imports torch
+    from engine.runner.load_runner import load_runner  # imports torch
 
-    executor, limits = ModelRunner.load(config, progress)
+    executor, limits = load_runner(config, progress)
     return LocalEngine(executor, limits, deliver, on_dead)

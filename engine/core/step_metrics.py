@@ -81,7 +81,7 @@ class EngineMetrics:
             self._recent.popleft()
         self._refreshed_at = now
         elapsed = now - self._recent[0][0]
-        self._rate = sum(tokens for _, _, tokens in self._recent) / elapsed if elapsed > 0 else 0.0
-        seconds = sorted(ended - began for began, ended, _ in self._recent)
+        self._rate = sum([tokens for _, _, tokens in self._recent]) / elapsed if elapsed > 0 else 0.0
+        seconds = sorted([ended - began for began, ended, _ in self._recent])
         p50, p90, p99 = (seconds[int(part * (len(seconds) - 1))] for part in (0.5, 0.9, 0.99))
         self._step_seconds = StepSeconds(p50, p90, p99)

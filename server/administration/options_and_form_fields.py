@@ -18,7 +18,6 @@ from server.caller import check_tenant
 from server.errors import InvalidRequest
 from server.protocol.administration.requests import MAX_COUNT, MAX_DECIMALS, MAX_UNIX_SECONDS
 from server.protocol.decode import decode
-from server.protocol.error_object import DecodeFailure
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
@@ -46,7 +45,6 @@ class RequestField:
 
 @cache
 def fields_of(request: type[Struct]) -> Mapping[str, RequestField]:
-    """The described fields of a request, by name."""
     described = kinds.type_info(request)
     assert isinstance(described, kinds.StructType)
     metadata = [(one, one.type) for one in described.fields if isinstance(one.type, kinds.Metadata)]
@@ -82,7 +80,6 @@ _MARKED_BOUNDS: Final = {
 
 
 def _kind(inner: kinds.Type) -> tuple[Kind, tuple[str, ...], str]:
-    """The kind of a type's values, their choices and their bounds."""
     match inner:
         case kinds.BoolType():
             return "flag", (), "is yes or no"
@@ -105,7 +102,7 @@ def read_request(values: Mapping[str, Any], request: type[S]) -> S:
     """The request with these values. Raises InvalidRequest, which names the field."""
     try:
         return decode(msgspec.json.encode(values), request)
-    except DecodeFailure as failure:
+    except InvalidRequest as failure:
         field = fields_of(request).get((failure.param or "").partition("[")[0])
         if field is not None and field.kind == "tenant":
             check_tenant(str(values.get(field.name)))

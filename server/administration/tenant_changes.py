@@ -16,8 +16,6 @@ from server.store.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class TenantProperties:
-    """The properties of a tenant that an operator chooses."""
-
     contact: str = ""
     settings: TenantSettings = SERVER_SETTINGS
 

@@ -23,7 +23,6 @@ from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
 from server.webhooks.signed_message import make_secret
 
 MAX_ENDPOINTS = 16
-"""Endpoints of one tenant."""
 MAX_OVERLAP = timedelta(days=7)
 """The most time for which the secret before a rotation signs, too."""
 MAX_REDELIVERED = 1000

@@ -164,8 +164,6 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One response as the accept transaction writes it."""
-
     new: NewRun
     row: NewResponse
     input_items: Sequence[NewItem]

@@ -149,7 +149,7 @@ class Admission:
         is not stored. With `generate` false the response completes without output when its prompt is
         prefilled.
 
-        Raises ApiError, DecodeFailure or NotReady, and then nothing is stored.
+        Raises ApiError or NotReady, and then nothing is stored.
         """
         if input_items is None and generate:
             refuse_empty(requests[0])
@@ -200,7 +200,7 @@ class Admission:
         *,
         generate: bool,
     ) -> ParsedCreate:
-        """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
+        """The requests as they will run. Raises ApiError, also at the caller's limits."""
         if self._disk.shortage() is not None:
             raise StorageFull
         choices = [with_modern_parameters(request) for request in requests]
@@ -252,7 +252,7 @@ class Admission:
     def _prepare(
         self, create: ParsedCreate, rates: RateReservation | None, budget: BudgetReservation | None
     ) -> Sequence[NewRun]:
-        """The runs, within the caller's rates and budgets. Raises ApiError, DecodeFailure or NotReady."""
+        """The runs, within the caller's rates and budgets. Raises ApiError or NotReady."""
         runs: Sequence[NewRun] = self.preparation.prepare_runs(create)
         if budget is not None:
             runs = self._within_budget(budget, runs)

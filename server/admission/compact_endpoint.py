@@ -76,7 +76,7 @@ class PendingCompaction:
 def start_compaction(
     database: Database, served: LoadedModel, caller: Caller, request: CreateResponse, history: HistoryReads
 ) -> PendingCompaction:
-    """Resolve the input and divide it. Raises ApiError or DecodeFailure."""
+    """Resolve the input and divide it. Raises ApiError."""
     validate_request(caller, request, served)
     tenant, compaction_id = caller.tenant, ids.new_uuid()
     request, input_items = read_request_input(request)

@@ -13,7 +13,6 @@ import msgspec
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
 from server.admission.request_validation import validate_request
 from server.caller import Caller
-from server.errors import InvalidRequest
 from server.generation.hosted_tools_of_response import McpCredentials, approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
@@ -34,6 +33,7 @@ from server.prompting.refused_grammars import refused_tool
 from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, count_prompt, first_turn
 from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.error_object import invalid_value
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item, encode_item
@@ -47,8 +47,6 @@ from server.store.database import Connection, Database
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """The Idempotency-Key header of a request."""
-
     key: str
     digest: bytes
     """SHA-256 of the request's path and body: the same key with another body is an error."""
@@ -139,7 +137,7 @@ class RunPreparation:
     queue: QueueLimits
 
     def prepare_runs(self, create: ParsedCreate) -> list[NewRun]:
-        """The runs of all choices, with the first one's input. Raises ApiError, DecodeFailure or NotReady."""
+        """The runs of all choices, with the first one's input. Raises ApiError or NotReady."""
         caller, first_request, first_id = create.caller, create.choices[0], new_uuid()
 
         def check_queue(connection: Connection) -> None:
@@ -342,13 +340,12 @@ def _limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choi
     if engine_request.max_tokens <= most:
         return engine_request
     if request.max_output_tokens is not None and request.max_output_tokens > most:
-        raise InvalidRequest(
+        raise invalid_value(
             f"{choices} choices of {request.max_output_tokens} tokens with "
             f"{max(1, engine_request.logprobs, len(engine_request.logprob_token_ids))} log "
             f"probabilities each are more than {MAX_LOGPROBS}: ask for fewer of them, or for at most {most} "
             "tokens.",
-            param="top_logprobs",
-            code="invalid_value",
+            "top_logprobs",
         )
     return replace(engine_request, max_tokens=most, min_tokens=min(engine_request.min_tokens, most))
 
@@ -361,8 +358,7 @@ def _check_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
         if engine_request.prompt_logprobs is not None
     )
     if wanted > MAX_LOGPROBS:
-        raise InvalidRequest(
+        raise invalid_value(
             f"prompt_logprobs would be {wanted} log probabilities here; at most {MAX_LOGPROBS} are told.",
-            param="prompt_logprobs",
-            code="invalid_value",
+            "prompt_logprobs",
         )

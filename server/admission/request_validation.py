@@ -20,7 +20,7 @@ from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import OLD_NAMES, with_modern_names
 from server.protocol.completions.requests import CompletionParameters, TextRequest, TokenizeRequest
 from server.protocol.decode import convert, decode_as
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import invalid_value, unsupported_parameter
 from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenId, check_format_name
 
 COMPACTION = "compaction"
@@ -122,10 +122,9 @@ _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
 def validate_request(caller: Caller, request: CreateResponse, served: LoadedModel) -> None:
     """Raises InvalidRequest as `refuse_unsupported` and for a chat_template; as `check_model` does."""
     if request.chat_template is not None and not served.trusts_templates:
-        raise InvalidRequest(
+        raise unsupported_parameter(
             "This server's operator does not let requests bring a chat_template; the model's own is used.",
-            param="chat_template",
-            code="unsupported_parameter",
+            "chat_template",
         )
     refuse_unsupported(request)
     check_model(caller, request.model, served)
@@ -160,18 +159,16 @@ def check_include(values: Sequence[str]) -> None:
     """Raises InvalidRequest for a value that is none of OpenAI's, since it may be a misspelt one."""
     unknown = next((value for value in values if value not in INCLUDABLE), None)
     if unknown is not None:
-        raise InvalidRequest(
-            f"Invalid value: {unknown[:100]!r}. Values of include are {', '.join(INCLUDABLE)}.",
-            param="include",
-            code="invalid_value",
+        raise invalid_value(
+            f"Invalid value: {unknown[:100]!r}. Values of include are {', '.join(INCLUDABLE)}.", "include"
         )
 
 
 def _check_string_lengths(request: CreateResponse) -> None:
     for param, most in MAX_CHARACTERS.items():
         value = getattr(request, param)
-        strings = [value] if isinstance(value, str) else value or ()
-        if any(len(string) > most for string in strings):
+        strings = [value] if isinstance(value, str) else value
+        if strings and any(len(string) > most for string in strings):
             raise InvalidRequest(
                 f"A string in {param} may have {most} characters.",
                 param=param,
@@ -210,11 +207,10 @@ def check_priority(caller: Caller, request: CreateResponse) -> None:
     if caller.key_id is None:
         return
     if request.priority is not None and request.priority < caller.priority_floor:
-        raise InvalidRequest(
+        raise invalid_value(
             f"priority must be at least {caller.priority_floor} with this API key, not {request.priority}: "
             "a lower number is more urgent, and a request may only be less urgent than others.",
-            param="priority",
-            code="invalid_value",
+            "priority",
         )
 
 
@@ -271,7 +267,7 @@ def with_modern_parameters(request: CreateResponse) -> CreateResponse:
 def with_generation_config(request: Named, limit: str) -> Named:
     """The request with its generation config's values for the parameters that it leaves null.
 
-    `limit` is the request's parameter for max_new_tokens. Raises DecodeFailure or InvalidRequest.
+    `limit` is the request's parameter for max_new_tokens. Raises InvalidRequest.
     """
     if request.generation_config is None:
         return request
@@ -300,10 +296,9 @@ def _read_generation_config(fields: str | Mapping[str, Any]) -> GenerationConfig
             ) from error
     for name in fields:
         if name not in GenerationConfig.__struct_fields__:
-            raise InvalidRequest(
+            raise unsupported_parameter(
                 f"{name[:100]!r} cannot be set in a generation_config here.",
-                param=f"generation_config.{name[:100]}",
-                code="unsupported_parameter",
+                f"generation_config.{name[:100]}",
             )
     config: GenerationConfig = convert(fields, GenerationConfig, "generation_config")
     return config
@@ -332,7 +327,7 @@ def naming_sent_fields(request: Translated) -> Iterator[None]:
     """Has the errors of what is done with the request name its own fields, in `param` and in the sentence."""
     try:
         yield
-    except (ApiError, DecodeFailure) as error:
+    except ApiError as error:
         if error.param is not None and (own := sent_path(request, error.param)) != error.param:
             error.args = (_renamed(str(error), error.param, own),)
             error.param = own
@@ -382,7 +377,6 @@ def _in_generation_config(request: Translated, name: str) -> str | None:
 
 
 def _grammar_path(request: Translated, rest: str) -> str:
-    """The path of the parameter that a grammar came from."""
     older = next((name for name in OLD_NAMES if getattr(request, name, None) is not None), None)
     if older is not None:
         return older

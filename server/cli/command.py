@@ -33,7 +33,6 @@ Row: TypeAlias = tuple[object, Sequence[str]]
 WIDTH = 110
 """Columns of help texts, which a narrower terminal wraps."""
 DATABASE_SETTINGS = ("data_dir", "database_url", "database_pooler", "database_direct_url")
-"""Settings that every command has."""
 
 
 def print_status(line: str) -> None:
@@ -175,7 +174,6 @@ def refusals_as_sentences() -> Iterator[None]:
 
 
 def this_user() -> "Actor":
-    """The user of this machine who runs the command."""
     from server.administration.actor import Actor
 
     return Actor(terminal_user())

@@ -62,29 +62,24 @@ def run_psql(config: Config, options: argparse.Namespace) -> int:
 
 
 def _purge(config: Config, options: argparse.Namespace) -> None:
-    with cli.current_database(config) as (database, disk):
-        cli.print_result(_purge_or_count(database, disk, config, options))
-
-
-def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
-    """Purges or counts; returns a summary. Raises ConfigError while the disk is nearly full."""
-    quiet = quiet_seconds(config)
     age = None if options.older_than is None else timedelta(days=options.older_than)
-    if options.dry_run:
-        counted = _count(database, quiet, config.conversation_days, age)
-        return f"There are {counted} to purge."
-    total = Purged()
-    try:
-        for purged in _purge_batches(database, disk, config, age):
-            total += purged
-    except DiskShort as short:
-        raise ConfigError(
-            f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
-            f" Until now, {total} were purged."
-        ) from short
-    finally:
-        total.record(database, cli.terminal_user(), "purge.command", older_than_days=options.older_than)
-    return f"Purged {total}."
+    with cli.current_database(config) as (database, disk):
+        if options.dry_run:
+            counted = _count(database, quiet_seconds(config), config.conversation_days, age)
+            cli.print_result(f"There are {counted} to purge.")
+            return
+        total = Purged()
+        try:
+            for purged in _purge_batches(database, disk, config, age):
+                total += purged
+        except DiskShort as short:
+            raise ConfigError(
+                f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
+                f" Until now, {total} were purged."
+            ) from short
+        finally:
+            total.record(database, cli.terminal_user(), "purge.command", older_than_days=options.older_than)
+        cli.print_result(f"Purged {total}.")
 
 
 def _purge_batches(database: Database, disk: Disk, config: Config, age: timedelta | None) -> Iterator[Purged]:

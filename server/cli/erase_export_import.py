@@ -3,9 +3,6 @@
 import argparse
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from typing import BinaryIO
 
 from server.administration import audited_erasure
 from server.caller import check_tenant
@@ -134,21 +131,13 @@ def _import(config: Config, options: argparse.Namespace) -> None:
         if options.tenant is not None:
             check_tenant(options.tenant)
         try:
-            tenant, added = import_lines(database, _lines(sys.stdin.buffer), options.tenant)
+            lines = iter(lambda: sys.stdin.buffer.readline(MAX_LINE + 1), b"")  # one too long comes in pieces
+            tenant, added = import_lines(database, lines, options.tenant)
         except BadLine as bad:
             raise ConfigError(f"{bad} Nothing was imported.") from bad
         except DatabaseError as error:
             raise ConfigError(f"Nothing was imported: {first_line(error)}.") from error
         with database.begin() as connection:
             cli.this_user().record(connection, "tenant.import", tenant, "", {"added": dict(added)})
-    cli.print_status(f"Tenant {tenant} has {_described(added)} more.")
-
-
-def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is too long is cut off after it is known to be."""
-    while line := source.readline(MAX_LINE + 1):
-        yield line
-
-
-def _described(added: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted((+added).items())) or "nothing"
+    more = ", ".join(f"{count} {kind}" for kind, count in sorted((+added).items())) or "nothing"
+    cli.print_status(f"Tenant {tenant} has {more} more.")

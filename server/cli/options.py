@@ -115,7 +115,6 @@ def _help(field: RequestField) -> str:
 
 
 def _reader(field: RequestField) -> Callable[[str], object]:
-    """The type of a field's option."""
     readers: dict[str, Callable[[str], object]] = {
         "number": whole_number(-_MOST_DIGITS, _MOST_DIGITS),
         "time": moment_or_duration,

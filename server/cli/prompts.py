@@ -10,8 +10,7 @@ from server.caller import DEFAULT_TENANT
 from server.cli import command as cli
 from server.cli.options import refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
-from server.errors import ConfigError
-from server.protocol.error_object import DecodeFailure
+from server.errors import ConfigError, InvalidRequest
 from server.protocol.responses.prompt_variables import read_template
 from server.request_input.template_input import MAX_VERSION_DIGITS
 from server.store.administration import audit_trail
@@ -46,7 +45,7 @@ def _put(config: Config, options: argparse.Namespace) -> None:
     content = _read(options.file)
     try:
         names = read_template(content).names
-    except DecodeFailure as failure:
+    except InvalidRequest as failure:
         raise ConfigError(f"{options.file}: {failure}") from failure
 
     version = None

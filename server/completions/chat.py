@@ -19,7 +19,7 @@ from server.completions.chunk_stream import (
     StreamedChoice,
     total_usage,
 )
-from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
+from server.completions.shared_parameters import choice_parameters, refuse_unsupported
 from server.errors import InvalidRequest
 from server.prompting.engine_request import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
@@ -27,7 +27,7 @@ from server.protocol import ids
 from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
 from server.protocol.completions.requests import ChatRequest, ChoiceRequest
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import invalid_value, unsupported_parameter
 from server.protocol.responses.events import (
     CustomToolCallInputDelta,
     FunctionCallArgumentsDelta,
@@ -57,7 +57,7 @@ def validate_chat_request(request: ChatRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
     if request.modalities and request.modalities != ["text"]:
-        raise unsupported("modalities", "This model writes text only.")
+        raise unsupported_parameter("This model writes text only.", "modalities")
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "A message is continued, or a new turn begins: give one of the two.",
@@ -80,7 +80,7 @@ def validate_chat_request(request: ChatRequest) -> None:
 
 
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
-    """The request for the response that is choice number `choice`. Raises ApiError or DecodeFailure."""
+    """The request for the response that is choice number `choice`. Raises ApiError."""
     hides_tools = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
     return ChoiceRequest(
         **choice_parameters(request, choice, request.prompt_logprobs),
@@ -101,13 +101,13 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    """A chat's tool in the flat form of the Responses API. Raises DecodeFailure."""
+    """A chat's tool in the flat form of the Responses API. Raises InvalidRequest."""
     kind = tool.get("type")
     if kind not in ("function", "custom"):
-        raise DecodeFailure(_TOOL_FORM, f"tools[{index}].type", "invalid_value")
+        raise invalid_value(_TOOL_FORM, f"tools[{index}].type")
     inner = tool.get(kind)
     if not isinstance(inner, dict):
-        raise DecodeFailure(_TOOL_FORM, f"tools[{index}].{kind}", "invalid_type")
+        raise InvalidRequest(_TOOL_FORM, f"tools[{index}].{kind}", "invalid_type")
     flat = {**inner, "type": kind}
     grammar = flat.get("format")
     if kind == "custom" and isinstance(grammar, dict) and isinstance(grammar.get("grammar"), dict):
@@ -185,8 +185,6 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat(ChunkFormat):
-    """The fields that all choices and chunks of a chat completion share."""
-
     chunk_type = objects.Chunk
     include_reasoning: bool = True
     role: str = "assistant"
@@ -243,7 +241,6 @@ class ChatFormat(ChunkFormat):
 
 
 def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]) -> ChatFormat:
-    """The format of the completion whose first choice is the response `first`."""
     role = answer_role(messages, request)
     choice = request.tool_choice
     return ChatFormat(

@@ -25,7 +25,6 @@ from server.completions.shared_parameters import (
     includes_continuous_usage,
     includes_usage,
     refuse_unsupported,
-    unsupported,
 )
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
@@ -44,6 +43,7 @@ from server.protocol.completions.objects import (
     TextFinish,
 )
 from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
+from server.protocol.error_object import unsupported_parameter
 from server.protocol.responses.events import OutputTextDelta
 from server.protocol.responses.items import Logprob
 
@@ -63,12 +63,14 @@ def validate_legacy_request(request: TextRequest) -> None:
     if request.best_of is not None and request.best_of < (request.n or 1):
         raise InvalidRequest("best_of must be at least n: the best n are returned.", param="best_of")
     if request.use_beam_search and generated_per_prompt(request) > (request.n or 1):
-        raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
+        raise unsupported_parameter("A beam search finds the best n itself: leave out best_of.", "best_of")
     if request.stream and generated_per_prompt(request) > (request.n or 1):
-        raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
+        raise unsupported_parameter(
+            "The best answers are known when all have ended: set stream to false.", "best_of"
+        )
     if request.stream and request.echo and request.logprobs is not None:
-        raise unsupported(
-            "echo", "A prompt's logprobs come with the whole answer: leave echo, logprobs or stream out."
+        raise unsupported_parameter(
+            "A prompt's logprobs come with the whole answer: leave echo, logprobs or stream out.", "echo"
         )
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
@@ -189,8 +191,6 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyFormat(ChunkFormat):
-    """The fields that all choices and chunks of a legacy completion share."""
-
     chunk_type = TextCompletion
     prompts: Sequence[str]
     first_tokens: Sequence[str]
@@ -246,7 +246,6 @@ class LegacyFormat(ChunkFormat):
 
 
 def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID) -> LegacyFormat:
-    """The format of the completion whose first choice is the response `first`."""
     return LegacyFormat(
         id=ids.text_completion_id(first),
         created=ids.unix_seconds(first),
@@ -267,7 +266,6 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
 
 
 def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> msgspec.Struct:
-    """The completion of these final responses, which are ordered by prompt."""
     groups = shape.by_prompt(finals)
     choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]

@@ -5,6 +5,7 @@ from typing import Any
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
 from server.protocol.completions.requests import CompletionParameters
+from server.protocol.error_object import unsupported_parameter
 from server.protocol.responses.request import check_format_name
 
 _NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
@@ -26,7 +27,7 @@ _SAME = (
 
 
 def refuse_unsupported(request: CompletionParameters) -> None:
-    """Raises InvalidRequest or DecodeFailure with the first parameter that cannot be honoured."""
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
@@ -39,8 +40,8 @@ def refuse_unsupported(request: CompletionParameters) -> None:
             param = "response_format.json_schema.schema"
             raise InvalidRequest("A json_schema format needs a schema.", param=param)
     if request.stream and request.prompt_logprobs is not None:
-        raise unsupported(
-            "prompt_logprobs", "Logprobs of the prompt come with the whole answer: set stream to false."
+        raise unsupported_parameter(
+            "Logprobs of the prompt come with the whole answer: set stream to false.", "prompt_logprobs"
         )
     if request.use_beam_search:
         _check_beam_search(request)
@@ -53,14 +54,10 @@ def _check_beam_search(request: CompletionParameters) -> None:
         )
     for param, neutral in _NEUTRAL_WITH_BEAMS.items():
         if getattr(request, param) not in neutral:
-            raise unsupported(
-                param,
+            raise unsupported_parameter(
                 f"A beam search goes by the model's own probabilities: leave out {param} or the search.",
+                param,
             )
-
-
-def unsupported(param: str, sentence: str) -> InvalidRequest:
-    return InvalidRequest(sentence, param=param, code="unsupported_parameter")
 
 
 def choice_parameters(

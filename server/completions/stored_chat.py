@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -144,7 +143,18 @@ def _stored_completion(
     payloads = stored_items.input_items(connection, tenant, first.id) if needs_messages else []
     shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
     whole = chat_completion(replace(shape, metadata=final.metadata), answers, indexes)
-    return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))
+    return StoredCompletion(
+        **msgspec.structs.asdict(whole),
+        temperature=final.temperature,
+        top_p=final.top_p,
+        presence_penalty=final.presence_penalty,
+        frequency_penalty=final.frequency_penalty,
+        input_user=final.user,
+        seed=first.seed,
+        tools=[chat_tool(tool) for tool in final.tools] or None,
+        tool_choice=chat_choice(final.tool_choice),
+        response_format=chat_format(final.text.format),
+    )
 
 
 def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> Response:
@@ -152,18 +162,3 @@ def _final_response(connection: Connection, stored: StoredResponse, output: Sequ
     if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
         return with_last_event(connection, stored, whole)
     return whole
-
-
-def _request_fields(first: StoredResponse, final: Response) -> dict[str, Any]:
-    """The request's parameters that a stored completion repeats."""
-    return {
-        "temperature": final.temperature,
-        "top_p": final.top_p,
-        "presence_penalty": final.presence_penalty,
-        "frequency_penalty": final.frequency_penalty,
-        "input_user": final.user,
-        "seed": first.seed,
-        "tools": [chat_tool(tool) for tool in final.tools] or None,
-        "tool_choice": chat_choice(final.tool_choice),
-        "response_format": chat_format(final.text.format),
-    }

@@ -7,6 +7,7 @@ Origin must be this server.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from string import ascii_letters, digits
 
@@ -17,6 +18,8 @@ SAME_SITE_VALUES = frozenset({"same-origin", "none"})
 
 _NAME_CHARACTERS = frozenset(f"{ascii_letters}{digits}-._*")
 """Characters of names and IPv4 addresses; only listed hosts may have the star."""
+_HOSTS = 16
+"""Texts of clients' Host headers that are remembered, as each request has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,6 @@ def read_allowed_hosts(text: str | None) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of HOLDFAST_CORS_ORIGINS."""
-
     origins: frozenset[str] = frozenset()
     any: bool = False
     """`*` is listed: every origin, on servers with API keys only."""
@@ -72,6 +73,7 @@ def read_cors_origins(text: str | None) -> AllowedOrigins:
     return AllowedOrigins(origins, "*" in entries)
 
 
+@lru_cache(_HOSTS)
 def read_host(text: str) -> Host | None:
     """The host of a Host header; None if it is not `host` or `host:port`."""
     name, bracket, after = text.rpartition("]")
@@ -129,6 +131,7 @@ def origin_error(
     return None
 
 
+@lru_cache(_HOSTS)
 def is_loopback(name: str) -> bool:
     """Whether a host's name or address is this machine's."""
     try:

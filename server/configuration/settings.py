@@ -1,18 +1,18 @@
 """`Config`: every setting of a server, validated; secrets hidden in logs; `settings()` for documents.
 
-The settings are declared in `setting_groups.py` and `token_settings.py`. docs/configuration.md and
-`holdfast serve --help` are made from `settings()`.
+The settings are declared in `setting_groups.py`. docs/configuration.md and `holdfast serve --help` are made
+from `settings()`.
 """
 
 import base64
 import re
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.configuration import setting_groups as groups
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
-from server.configuration.token_settings import TokenSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
@@ -26,29 +26,8 @@ _DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(
-    groups.SecretSettings,
-    groups.ApiSettings,
-    TokenSettings,
-    groups.StorageSettings,
-    groups.ReplicaSettings,
-    groups.HttpSettings,
-    groups.WebhookSettings,
-    groups.ImageSettings,
-    groups.ToolSettings,
-    groups.CapacitySettings,
-    groups.ScriptedEngineSettings,
-    groups.EngineSettings,
-    groups.LocalEngineSettings,
-    groups.ModelSettings,
-    groups.DatabaseSettings,
-    groups.MetricsSettings,
-    groups.ListeningSettings,
-):
-    """One server's settings, validated on creation. Raises ConfigError.
-
-    The groups are in reverse order, since a dataclass has the fields of its last base first.
-    """
+class Config(groups.Settings):
+    """One server's settings, validated on creation. Raises ConfigError."""
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -137,7 +116,7 @@ class Setting:
     """One setting, as help texts and documents show it."""
 
     group: str
-    """The docstring of its group, a heading without the full stop."""
+    """The heading of its group."""
     name: str
     flag: str
     variable: str
@@ -148,11 +127,13 @@ class Setting:
     """The name of its type, without None: int, float, str, Path or Literal."""
 
 
-def settings() -> list[Setting]:
+def settings() -> Iterator[Setting]:
     """Every setting, group by group."""
-    return [
-        Setting(
-            (group.__doc__ or "").rstrip("."),
+    group = ""
+    for known in fields(Config):
+        group = groups.HEADINGS.get(known.name, group)
+        yield Setting(
+            group,
             known.name,
             "--" + known.name.replace("_", "-"),
             PREFIX + known.name.upper(),
@@ -161,9 +142,6 @@ def settings() -> list[Setting]:
             get_args(known.type) if get_origin(known.type) is Literal else (),
             _kind_of(known.type),
         )
-        for group in reversed(Config.__bases__)
-        for known in fields(group)
-    ]
 
 
 def _kind_of(annotation: Any) -> str:

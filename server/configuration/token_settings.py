@@ -1,38 +1,15 @@
 """Settings of access tokens: the OpenID Connect issuer that signs them, and the claims that are read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from server.caller import SCOPES, Scope
 from server.configuration.origins import is_loopback
-from server.configuration.setting_groups import setting
+from server.configuration.setting_groups import Settings
 from server.errors import ConfigError
 
-DEFAULT_SCOPE_VALUES = ",".join(f"{scope}=holdfast:{scope}" for scope in SCOPES)
 
-
-@dataclass(frozen=True, kw_only=True)
-class TokenSettings:
-    """Tokens of an OpenID Connect issuer."""
-
-    oidc_issuer: str | None = setting(
-        None,
-        "URL of an OpenID Connect issuer whose access tokens (JWT) are accepted beside API keys; needs "
-        "oidc-audience; without it only API keys are",
-    )
-    oidc_audience: str | None = setting(None, "the audience (`aud`) that a token must be for")
-    oidc_tenant_claim: str = setting("tenant", "the claim of a token that names its tenant")
-    oidc_scope_claim: str = setting(
-        "scope", "the claim with a token's scopes: words in a text, or a list of texts"
-    )
-    oidc_scopes: str = setting(
-        DEFAULT_SCOPE_VALUES,
-        "which value of that claim gives which scope: scope=value, comma-separated; a scope may have several",
-    )
-
-
-def check_issuer(settings: TokenSettings) -> None:
+def check_issuer(settings: Settings) -> None:
     """Raises ConfigError for an issuer without an audience, or whose keys could be replaced on their way."""
     if settings.oidc_issuer is None:
         if settings.oidc_audience is not None:

@@ -5,7 +5,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -35,6 +35,11 @@ _HAS_IMAGE = '"type":"input_image"'
 """In the JSON of every item with such a part; text cannot contain it, as its quotes are escaped."""
 _URL_BYTES = 64
 """At least as many as a data URL has before its base64, for a usual media type."""
+
+
+def name_images(payloads: Iterable[str]) -> bool:
+    """Whether the JSON of stored items names pictures, which `with_image_urls` reads."""
+    return any(_NAMES_IMAGE in payload for payload in payloads)
 
 
 def with_image_urls(

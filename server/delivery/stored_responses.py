@@ -11,7 +11,7 @@ import msgspec
 
 from server.delivery.frames import FramePage
 from server.delivery.hub import TAIL_FRAMES, Published
-from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
+from server.delivery.image_urls import name_images, page_with_image_urls, with_image_urls, without_image_urls
 from server.errors import EventNotStored, StreamForked, bad_cursor
 from server.protocol import ids
 from server.protocol.decode import decode_as
@@ -91,7 +91,13 @@ def _ending(stored: StoredResponse) -> Ending | None:
 
 def find_response(database: Database, tenant: str, response: UUID) -> Response | None:
     """`read_response` in one snapshot, so that a concurrent purge cannot remove a part of it."""
-    return database.read(lambda connection: read_response(connection, tenant, response))
+    found = responses.find_with_output(database, tenant, response)
+    if found is None:
+        return None
+    stored, output = found
+    if name_images(output) or wants_token_dump(stored.asked):
+        return database.read(lambda connection: read_response(connection, tenant, response))
+    return as_response(stored, output)
 
 
 def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> list[bytes] | None:

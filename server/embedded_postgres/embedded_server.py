@@ -323,8 +323,6 @@ if sys.platform != "win32":
 
 
 class ServerState(NamedTuple):
-    """State of a server, by an attempt to connect."""
-
     #: "up" includes a server that has no connection left to give.
     state: Literal["up", "starting", "recovering", "down"]
     complaint: str = ""

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import FrameType
 
 POSTGRES_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
 """Without the owner's secrets; with a locale that every system has, as macOS' Postgres needs one."""
@@ -26,7 +25,7 @@ def main(arguments: list[str]) -> int:
     # A handler that does nothing, not SIG_IGN: Postgres would inherit that one through exec, and
     # lose a shutdown signal that comes before it has installed its own handlers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _do_nothing)
+        signal.signal(number, lambda _number, _frame: None)
     try:
         postgres = subprocess.Popen(
             command,
@@ -57,10 +56,6 @@ def _stop_after_owner(postgres: "subprocess.Popen[bytes]") -> None:
         except subprocess.TimeoutExpired:
             continue
         return
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    pass
 
 
 if __name__ == "__main__":

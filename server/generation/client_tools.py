@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from server.errors import InvalidRequest
 from server.generation.call_arguments import parse_object
 from server.model_formats.model_format import PromptTool
 from server.protocol.decode import decode_as
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
     CLIENT_ID_PREFIXES,
     ApplyPatchCall,
@@ -120,7 +120,7 @@ def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, argum
         said = decode_as(msgspec.json.encode(fields), type(said))
         if isinstance(said, PatchOperation) and said.type != "delete_file" and not isinstance(said.diff, str):
             raise msgspec.ValidationError("no diff")
-    except (msgspec.ValidationError, DecodeFailure):
+    except (msgspec.ValidationError, InvalidRequest):
         said, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
     match said:
         case ShellAction():

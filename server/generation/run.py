@@ -135,7 +135,6 @@ class Run:
         return events + self._begin_compaction()
 
     def _begin_compaction(self) -> list[Event]:
-        """The events with which the current turn begins if it compacts."""
         if self._compaction is None:
             return []
         events = self._emitter.start_compaction(answers=self._compaction.answers)

@@ -55,8 +55,6 @@ class _Draft:
 
 
 class ToolCallEvents:
-    """The hosted tools' events of one response."""
-
     def __init__(
         self, response: UUID, hosted: HostedTools, output: list[Item], numbers: EventNumbers
     ) -> None:
@@ -193,7 +191,6 @@ class ToolCallEvents:
         ]
 
     def _add_output(self, call: AnsweredByItem, outcome: ToolResult) -> list[Event]:
-        """The result as an item of its own."""
         index, ran = len(self._output), []
         output: ToolSearchOutput | ShellCallOutput
         if isinstance(call, ToolSearchCall):

@@ -113,7 +113,6 @@ class WrittenItem:
         return events + self._append_summary(text) if self.has_summary else events
 
     def close(self, status: ItemStatus) -> tuple[Item, list[Event]]:
-        """The finished item and its last events."""
         text = "".join(self.text)
         item = self._item(status, text)
         if self.is_client_tool:

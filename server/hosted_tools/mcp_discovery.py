@@ -28,6 +28,7 @@ from server.hosted_tools.registered_servers import TOKEN_HEADER
 from server.hosted_tools.tool_lists import ToolList, usable_tools
 from server.outbound_http.allowed_addresses import Refused
 from server.protocol import ids
+from server.protocol.error_object import invalid_value, unsupported_parameter, unsupported_value
 from server.protocol.ids import is_output_id
 from server.protocol.responses.items import CodeInterpreterCall, Item, McpListTools, ShellCall
 from server.protocol.responses.request import CreateResponse
@@ -74,7 +75,7 @@ def discover_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
 ) -> tuple[CreateResponse, list[Tool], dict[str, McpCredentials]]:
     """The request with the servers' tools in it, its tools parsed, and the credentials, which leave it.
-    Raises InvalidRequest or DecodeFailure, ToolServerDown for a built-in tool, NotReady while a server lists
+    Raises InvalidRequest, ToolServerDown for a built-in tool, NotReady while a server lists
     its tools. An MCP server that cannot list them becomes an item of the stream.
     """
     if not request.tools:
@@ -90,10 +91,9 @@ def discover_tools(
         if mcp_element is None:
             elements.append(element)
             if servers.refuses_unserved and not is_served(element):
-                raise InvalidRequest(
+                raise unsupported_value(
                     f"Tools of type {element['type'][:64]!r} are not served here: leave it out.",
-                    param=f"tools[{index}].type",
-                    code="unsupported_value",
+                    f"tools[{index}].type",
                 )
             continue
         (tool,) = read_tools([mcp_element], "tools")
@@ -132,8 +132,6 @@ def discover_tools(
 
 
 class _RequestServers:
-    """The MCP servers of one request, and the lists of tools that are still being fetched."""
-
     def __init__(self, servers: McpServers, caller: Caller) -> None:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers
@@ -191,21 +189,18 @@ class _RequestServers:
         _refuse_restrictions(tool.stands_for or {}, path)
         for name in ("connector_id", "tunnel_id"):
             if getattr(tool, name) is not None:
-                raise InvalidRequest(
-                    "Connectors are not supported: name a server by its label or its URL.",
-                    param=f"{path}.{name}",
-                    code="unsupported_parameter",
+                raise unsupported_parameter(
+                    "Connectors are not supported: name a server by its label or its URL.", f"{path}.{name}"
                 )
         self._check_server(tool, path)
         self._check_access(tool, path)
         if credentials.url is None:
             self._check_registered_headers(tool, credentials, path)
         if background and tool.secret_field:
-            raise InvalidRequest(
+            raise unsupported_parameter(
                 "Headers and queries for an MCP server are never stored, and a background response is taken "
                 "from the store.",
-                param=f"{path}.{tool.secret_field}",
-                code="unsupported_parameter",
+                f"{path}.{tool.secret_field}",
             )
 
     def _check_registered_headers(self, tool: McpTool, credentials: McpCredentials, path: str) -> None:
@@ -234,11 +229,10 @@ class _RequestServers:
         try:
             self._servers.check(tool.server_url)
         except Refused as refused:
-            raise InvalidRequest(
+            raise unsupported_parameter(
                 f"{refused} A request names MCP servers by the label under which this server's operator has "
                 "registered them, or at hosts that the operator allows.",
-                param=f"{path}.server_url",
-                code="unsupported_parameter",
+                f"{path}.server_url",
             ) from None
 
     def _check_access(self, tool: McpTool, path: str) -> None:
@@ -294,11 +288,10 @@ def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
             raise _unsupported(f"{path}.filters.{domains}", "Limiting a search to domains is not supported.")
     named = _named_container(element)
     if named is not None and ids.parse_container_id(named) is None:
-        raise InvalidRequest(
+        raise invalid_value(
             f"There is no container {named[:64]!r}: a response's calls name the one that they ran in, and an "
             "automatic one goes on with that of the conversation.",
-            param=f"{path}.{name}.container_id" if isinstance(container, dict) else f"{path}.{name}",
-            code="invalid_value",
+            f"{path}.{name}.container_id" if isinstance(container, dict) else f"{path}.{name}",
         )
     for field, why in _REFUSED_OF_CONTAINERS.items():
         value = container.get(field) if isinstance(container, dict) else None
@@ -336,9 +329,7 @@ _REFUSED_OF_CONTAINERS = {
 
 
 def _unsupported(path: str, why: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{why} Leave out {path.rpartition('.')[2]}.", param=path, code="unsupported_parameter"
-    )
+    return unsupported_parameter(f"{why} Leave out {path.rpartition('.')[2]}.", path)
 
 
 def _require_builtin_tool(listed: ToolList, tool: McpTool) -> None:

@@ -47,8 +47,6 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """A local process with the stdio transport."""
-
     argv: Sequence[str]
 
 

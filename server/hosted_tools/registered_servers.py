@@ -28,8 +28,6 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredServers:
-    """The parsed settings of registered servers."""
-
     locations: Mapping[str, str] = field(default_factory=dict)
     """URL or command, by label."""
     users: Mapping[str, frozenset[str]] = field(default_factory=dict)

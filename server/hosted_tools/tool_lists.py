@@ -44,8 +44,6 @@ _ENTRY_BYTES = 16 * 1024
 
 
 class ToolList(msgspec.Struct, frozen=True):
-    """A server's tools, or the error of listing them."""
-
     tools: list[ListedTool] = []
     error: str | None = None
 

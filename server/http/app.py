@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from server.caller import Caller, Scope
 from server.configuration.origins import AllowedOrigins, read_cors_origins
-from server.errors import ApiError, MissingScope, WorkerReplica
+from server.errors import ApiError, WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import (
@@ -165,10 +165,6 @@ def _keyed_route(
             if caller.has_limits:
                 request.state.answer_headers = services.admission.rates.headers(caller)
 
-    def authorize(caller: Caller) -> None:
-        if scope not in caller.scopes:
-            raise MissingScope(scope)
-
     reads_images = services.model.images is not None
     ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
     threads = context.threads
@@ -176,7 +172,7 @@ def _keyed_route(
         handle,
         context,
         threads.cancel if ends_others else threads.read if method == "GET" else threads.write,
-        authorize=authorize,
+        authorize=lambda caller: caller.require(scope),
         max_body=services.config.max_body_bytes if method == "POST" else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
         limited=not ends_others,

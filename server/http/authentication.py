@@ -166,7 +166,6 @@ class Authenticator:
 
 
 def caller_of(key: StoredKey) -> Caller:
-    """The caller that a valid key stands for."""
     chosen = key.properties
     return Caller(
         key.tenant,

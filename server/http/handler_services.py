@@ -58,7 +58,6 @@ class Services:
     threads: tuple[SupervisedThread, ...]
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
-    """Measured stalls of the interpreter."""
     traces: ResponseTraces
     allowed_receivers: AllowedAddresses
     """To which webhooks may be sent."""
@@ -69,7 +68,6 @@ class Services:
     started_at: int
     """Unix seconds; the model's `created`."""
     connections: OpenConnections = field(default_factory=OpenConnections)
-    """Open connections, by API key."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server was asked to stop; it is not ready any more, and may still accept requests."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)

@@ -10,9 +10,8 @@ from starlette.routing import Match
 
 from server import errors
 from server.logs.context import CURRENT
-from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
+from server.protocol.error_object import ErrorBody, ErrorDetail
 from server.protocol.ids import new_request_id
-from server.protocol.input_files import ExtractionBusy
 from server.store.database_errors import DatabaseError, is_disk_full, is_statement_timeout
 
 log = logging.getLogger("holdfast.errors")
@@ -43,12 +42,6 @@ def to_api_error(error: Exception) -> errors.ApiError:
     match error:
         case errors.ApiError():
             return error
-        case DecodeFailure():
-            return errors.InvalidRequest(str(error), param=error.param, code=error.code)
-        case ExtractionBusy(own=own):
-            return (errors.TooManyRequests if own else errors.Overloaded)(
-                str(error), limit="files being read"
-            )
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return errors.StorageFull()

@@ -236,7 +236,6 @@ def _require_all(schema: Json) -> None:
 
 
 def _referenced(schema: Any, components: Json) -> set[str]:
-    """The names of all components that a schema refers to, directly or indirectly."""
     reached: set[str] = set()
     waiting = [schema]
     while waiting:

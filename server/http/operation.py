@@ -13,8 +13,6 @@ H = TypeVar("H")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A query or header parameter."""
-
     name: str
     type: Any
     says: str
@@ -45,7 +43,6 @@ class Operation(Generic[H]):
     otherwise: Mapping[int, Any] = field(default_factory=dict)
     """Bodies of other statuses that are not error objects; None for an empty body."""
     media_type: str = "application/json"
-    """Media type of the response's body."""
     scope: Scope | None = None
     tag: str = ""
 

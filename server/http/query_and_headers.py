@@ -163,7 +163,7 @@ def include_values(request: Request) -> list[str]:
 
 
 def read_optional(body: bytes, kind: type[S]) -> S:
-    """The request in the body, or one with nothing but defaults. Raises DecodeFailure."""
+    """The request in the body, or one with nothing but defaults. Raises InvalidRequest."""
     return decode(body, kind) if body else kind()
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from server.caller import Caller
 from server.errors import OVER_THE_LIMIT, InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
 from server.limits.shared_limit import UNBOUNDED, SharedLimit
+from server.protocol.error_object import invalid_value
 from server.store.cluster import claims
 from server.store.content import storage_usage
 from server.store.content.stored_items import HistorySize
@@ -155,10 +156,8 @@ class UnfinishedResponses:
     def _check(self, caller: Caller, count: int) -> None:
         share = self.share(caller)
         if count > share:
-            raise InvalidRequest(
-                f"A request may ask for at most {share} answers at a time here, not {count}.",
-                param="n",
-                code="invalid_value",
+            raise invalid_value(
+                f"A request may ask for at most {share} answers at a time here, not {count}.", "n"
             )
         if share < self.total and self._counts.get(caller.tenant, 0) + count > share:
             raise TooManyRequests(
@@ -290,8 +289,6 @@ class HistoryReads:
 
 
 class RequestReads:
-    """The bytes of history that one request has read."""
-
     def __init__(self, limit: SharedLimit, tenant: str) -> None:
         self._limit = limit
         self._tenant = tenant

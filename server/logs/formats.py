@@ -35,8 +35,8 @@ def record_fields(record: logging.LogRecord, process: Mapping[str, object]) -> d
     own = record.__dict__
     if _REQUEST not in own:
         keep_request(record)
-    known = {**process, **own[_REQUEST]}
-    known.update((name, value) for name in FIELDS if (value := own.get(name)) is not None)
+    given = {name: own[name] for name in FIELDS if name in own and own[name] is not None}
+    known = {**process, **own[_REQUEST], **given}
     if record.name.startswith("engine.") and (named := _ENGINE_REQUEST.search(record.getMessage())):
         known["response_id"] = f"resp_{named[1]}"
     return {name: known[name] for name in FIELDS if name in known}

@@ -20,6 +20,7 @@ from server.protocol.decode import decode_as
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
 from server.store import transfer
+from server.store.content.responses import tenants
 from server.store.database import Connection, Database, commit_synchronously
 from server.store.database_errors import DatabaseError, TransientError, first_line
 from server.store.log_append import CODECS
@@ -195,7 +196,7 @@ class _Import:
     def __init__(self, connection: Connection, tenant: str) -> None:
         self.added: Counter[str] = Counter()
         self._connection, self._tenant = connection, tenant
-        self._others = transfer.other_tenants(connection, tenant)
+        self._others = [name for name in tenants(connection) if name != tenant]
         self._unchecked: dict[UUID, int] = {}
         self._skips_parts = False
 
@@ -220,15 +221,12 @@ class _Import:
                 self._unchecked[row.values["id"]] = number
         self.added[row.kind] += is_new
         if row.owner is not None:
-            self._add_pictures(row, row.owner, number)
+            for digest in row.pictures:
+                use = (self._connection, self._tenant, row.owner, row.values["id"], digest)
+                if not transfer.insert_use(*use):
+                    raise BadLine(number, f"it names the picture {digest.hex()}, which is not there")
         if len(self._unchecked) >= _CHECKED_AT_ONCE:
             self.check_others()
-
-    def _add_pictures(self, row: ImportedRow, owner: UUID, number: int) -> None:
-        for digest in row.pictures:
-            use = (self._connection, self._tenant, owner, row.values["id"], digest)
-            if not transfer.insert_use(*use):
-                raise BadLine(number, f"it names the picture {digest.hex()}, which is not there")
 
     def check_others(self) -> None:
         """Raises BadLine if another tenant has a response or conversation with an id of this import."""

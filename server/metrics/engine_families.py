@@ -113,7 +113,6 @@ def _own_series(stats: Stats) -> Iterator[Family]:
 
 
 def _server_series(stats: Stats) -> Iterator[Family]:
-    """A sample for each server of a remote engine."""
     known = {_without_password(server.url): server for server in stats.servers}
     up = [((url,), server.state == "up") for url, server in known.items()]
     is_open = [((url,), server.state in ("broken", "unfit")) for url, server in known.items()]

@@ -30,12 +30,10 @@ OTHER = "other"
 
 
 def gauge(name: str, says: str, value: float, labels: Labels = NO_LABELS) -> Family:
-    """A gauge with one sample."""
     return gauges(name, says, tuple(labels), [(tuple(labels.values()), value)])
 
 
 def gauges(name: str, says: str, labels: Sequence[str], values: LabelledValues) -> Family:
-    """A gauge with a sample for each tuple of label values."""
     family = GaugeMetricFamily(name, says, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
@@ -48,7 +46,6 @@ def counter(name: str, says: str, value: float, labels: Labels = NO_LABELS) -> F
 
 
 def counters(name: str, says: str, labels: Sequence[str], values: LabelledValues) -> Family:
-    """A counter with a sample for each tuple of label values."""
     family = CounterMetricFamily(name, says, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)

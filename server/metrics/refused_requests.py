@@ -33,7 +33,6 @@ class RefusedRequests:
         self._lock = threading.Lock()
 
     def count(self, error: ApiError) -> None:
-        """The current request was answered with this error."""
         request = CURRENT.get()
         tenant, route, key_id = "", "", ""
         if request is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, TextEmitter, stop_at
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat, read_calls
 from server.model_formats.tool_names import ToolIndex
 
@@ -129,7 +129,7 @@ class ThoughtReader:
         self._free = tools.accepts_unknown
         """Whether no grammar says where calls are."""
         self._openers = calls.openers if calls else ()
-        self._stops = StopTexts([*reasoning_format.end_tags, *self._openers])
+        self._stops = stop_at(*reasoning_format.end_tags, *self._openers)
 
     def read_first(self, answer: TextEmitter) -> Reader[None]:
         """Reads the reasoning, if any, up to the beginning of the answer."""
@@ -166,7 +166,7 @@ class ThoughtReader:
         So was a call that was begun and whose value has the tag: cut off, or before another call.
         """
         scanner, within, emitter = self._scanner, self._reasoning.another(), self._emitter
-        tags, openers = StopTexts(self.reasoning_format.end_tags), StopTexts(self._openers)
+        tags, openers = stop_at(*self.reasoning_format.end_tags), stop_at(*self._openers)
         scanner.hold(len(opener))
         stop, call_end = opener, None
         while stop in calls.openers:

@@ -47,8 +47,8 @@ class StopTexts:
 
 
 @lru_cache(maxsize=256)
-def stop_at(text: str) -> StopTexts:
-    return StopTexts([text])
+def stop_at(*texts: str) -> StopTexts:
+    return StopTexts(texts)
 
 
 class Scanner:

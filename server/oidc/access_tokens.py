@@ -13,7 +13,8 @@ from typing import Any
 import jwt
 
 from server.caller import TENANT, TOKEN, Scope
-from server.configuration.token_settings import TokenSettings, check_issuer, read_scope_values
+from server.configuration.setting_groups import Settings
+from server.configuration.token_settings import check_issuer, read_scope_values
 from server.errors import NotAuthenticated
 from server.oidc.signing_keys import ALGORITHMS, MAX_KID, SigningKey, SigningKeys, fetch_keys, refused
 
@@ -32,10 +33,9 @@ class TokenRules:
     tenant_claim: str = "tenant"
     scope_claim: str = "scope"
     scopes: Mapping[str, Scope] = field(default_factory=dict)
-    """The scope by the value of the scope claim that gives it."""
 
     @classmethod
-    def from_settings(cls, settings: TokenSettings) -> "TokenRules | None":
+    def from_settings(cls, settings: Settings) -> "TokenRules | None":
         """The rules of the settings; None without an issuer. Raises ConfigError."""
         check_issuer(settings)
         if settings.oidc_issuer is None or settings.oidc_audience is None:
@@ -114,7 +114,7 @@ class AccessTokens:
         self._keys = keys
 
     @classmethod
-    def from_settings(cls, settings: TokenSettings) -> "AccessTokens | None":
+    def from_settings(cls, settings: Settings) -> "AccessTokens | None":
         """None without an issuer."""
         rules = TokenRules.from_settings(settings)
         return None if rules is None else cls(rules, SigningKeys(partial(fetch_keys, rules.issuer)))

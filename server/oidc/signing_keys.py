@@ -165,7 +165,6 @@ class SigningKeys:
 
 
 FETCH = FetchLimits(size=512 * 1024, seconds=4.0, redirects=0)
-"""Limits of the fetch of each of the two documents."""
 _CONFIGURATION = "/.well-known/openid-configuration"
 
 

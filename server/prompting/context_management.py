@@ -45,7 +45,7 @@ def prepare_with_compaction(
 ) -> Prepared:
     """The first turn of a response with `context_management`: the summary's if it has one, else the answer's.
 
-    Raises ApiError or DecodeFailure as `prepare` does.
+    Raises ApiError as `prepare` does.
     """
     if resolved.request.prewarms:
         return prepare(served, resolved)
@@ -65,7 +65,7 @@ def prepare_later_turn(served: LoadedModel, resolved: ResolvedRequest) -> Prepar
     """A turn of a response whose `resolved.items` end with its own output: of a summary, or of an answer.
 
     A compaction that needs no turn of the model is a turn, too. Decided from the request and the items alone,
-    so that a resumed response has the same turns. Raises ApiError or DecodeFailure as `prepare` does.
+    so that a resumed response has the same turns. Raises ApiError as `prepare` does.
     """
     settings = resolved.request.context_management
     if not settings or isinstance(resolved.items[-1], Compaction):

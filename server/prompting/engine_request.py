@@ -33,6 +33,7 @@ from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
 from server.prompting.write_prompt import moment_of, write_prompt
 from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.error_object import invalid_value, unsupported_parameter
 from server.protocol.responses import tools
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import (
@@ -123,7 +124,7 @@ def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]
 
 
 def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
-    """Writes the prompt and makes the engine request. Raises ApiError or DecodeFailure."""
+    """Writes the prompt and makes the engine request. Raises ApiError."""
     request, moment = resolved.request, moment_of(resolved.response)
     prompt = write_prompt(
         served,
@@ -141,10 +142,9 @@ def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: 
     """`prepare` with a prompt that is written already."""
     model = served.model_info
     if resolved.request.enable_response_messages and served.vocabulary is None:
-        raise InvalidRequest(
+        raise unsupported_parameter(
             "What this model's tokens spell is not known here, so messages cannot be told as tokens.",
-            param="enable_response_messages",
-            code="unsupported_parameter",
+            "enable_response_messages",
         )
     echo = request_echo(resolved.request, resolved.tools, model, served.model_format.reasoning_context)
     if prompt.dropped_items:
@@ -230,10 +230,9 @@ def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[in
     ids: Sequence[int] = getattr(request, param) or ()
     for index, token_id in enumerate(ids):
         if token_id >= model.vocab_size:
-            raise InvalidRequest(
+            raise invalid_value(
                 f"{token_id} is no token id of the model: its {model.vocab_size} tokens count from 0.",
-                param=f"{param}[{index}]",
-                code="invalid_value",
+                f"{param}[{index}]",
             )
     return tuple(ids)
 
@@ -290,11 +289,10 @@ def thinking_budget(
         return None
     marks = model_format.reasoning_marks
     if marks is None:
-        raise InvalidRequest(
+        raise unsupported_parameter(
             "This model does not mark where its reasoning ends with a token of its own, so its length cannot "
             "be limited.",
-            param="thinking_token_budget",
-            code="unsupported_parameter",
+            "thinking_token_budget",
         )
     spent = _open_reasoning_tokens(prompt, marks)
     return ThinkingBudget(
@@ -318,17 +316,14 @@ def _logit_bias(biases: dict[str, float], model: ModelInfo) -> tuple[tuple[int, 
     wrong = [token for token in biases if not (token.isascii() and token.isdecimal())]
     if wrong:
         named = ", ".join(repr(word[:50]) for word in wrong[:_MAX_REPORTED])
-        raise InvalidRequest(
-            f"logit_bias maps token ids to numbers; these are no token ids: {named}.",
-            param="logit_bias",
-            code="invalid_value",
+        raise invalid_value(
+            f"logit_bias maps token ids to numbers; these are no token ids: {named}.", "logit_bias"
         )
     for token in biases:
         if len(token) > _MAX_DIGITS or int(token) >= model.vocab_size:
-            raise InvalidRequest(
+            raise invalid_value(
                 f"{token[:50]} is no token id of the model: its {model.vocab_size} tokens count from 0.",
-                param=f"logit_bias.{token[:50]}",
-                code="invalid_value",
+                f"logit_bias.{token[:50]}",
             )
     return tuple(sorted((int(token), bias) for token, bias in biases.items()))
 
@@ -351,10 +346,9 @@ def _bad_words(words: Sequence[str], model_format: ModelFormat) -> tuple[tuple[i
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             sequences[spaced] = None
     if len(sequences) > MAX_BAD_WORDS or sum(map(len, sequences)) > MAX_BAD_TOKENS:
-        raise InvalidRequest(
+        raise invalid_value(
             f"bad_words have more than {MAX_BAD_WORDS} forms, or more than {MAX_BAD_TOKENS} tokens together.",
-            param="bad_words",
-            code="invalid_value",
+            "bad_words",
         )
     return tuple(sequences)
 

@@ -8,6 +8,7 @@ from server.errors import InvalidRequest, Overloaded
 from server.input_images.image_reader import ImageReader, NormalisedImage, image_text
 from server.prompting.engine_request import cache_salt
 from server.prompting.served_model import LoadedModel
+from server.protocol.error_object import invalid_value
 from server.protocol.input_images import ImageError, data_url_bytes, is_data_url, parse_content
 from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage, images_of, with_images
 from server.protocol.responses.request import CreateResponse
@@ -79,7 +80,7 @@ def with_prompt_images(items: Sequence[Item], images: PromptImages) -> Sequence[
     if not images:
         return items
     if sum(len(images_of(item)) for item in items) > MAX_IMAGES:
-        raise InvalidRequest(f"A prompt may have {MAX_IMAGES} pictures.", param="input", code="invalid_value")
+        raise invalid_value(f"A prompt may have {MAX_IMAGES} pictures.", "input")
     return [
         with_images(item, lambda image: images.get((image.source or "", image.detail), image))
         for item in items

@@ -10,6 +10,7 @@ from engine.grammar.structured_output_to_lark import MAX_RAW_DEPTH, is_nested_de
 from server.errors import OVER_THE_LIMIT, InvalidRequest
 from server.model_formats.model_format import PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import types_of
+from server.protocol.error_object import invalid_value, unsupported_parameter
 from server.protocol.responses import tools as wire
 
 MAX_COUNTED_CONTEXTS = 4
@@ -34,11 +35,10 @@ def check_tools_and_format(
     _check_tool_sizes(conversation)
     for tool in conversation.tools:
         if len(tool.definition) > MAX_DEFINITION:
-            raise InvalidRequest(
+            raise invalid_value(
                 f"A custom tool's grammar may have {MAX_DEFINITION} characters; that of {tool.name!r} has "
                 f"{len(tool.definition)}.",
-                param=grammar_path(declared, tool.name),
-                code="invalid_value",
+                grammar_path(declared, tool.name),
             )
     _check_format(conversation)
 
@@ -115,7 +115,7 @@ def check_callable(
         elif tool.get("defer_loading") and not searched:
             field, why = "defer_loading", "Only tool_search loads a deferred tool: add that, or leave it out."
         if field and tool["type"] in wire.TOOL_TYPES:
-            raise InvalidRequest(why, param=f"{path}[{index}].{field}", code="unsupported_parameter")
+            raise unsupported_parameter(why, f"{path}[{index}].{field}")
         if tool["type"] == "namespace":
             check_callable(tool["tools"], f"{path}[{index}].tools", searched=searched)
 
@@ -169,7 +169,7 @@ def _invalid_format(message: str) -> InvalidRequest:
 
 
 def _invalid_tools(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="tools", code="invalid_value")
+    return invalid_value(message, "tools")
 
 
 def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:

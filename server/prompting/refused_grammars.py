@@ -14,6 +14,7 @@ from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused, StructuredOutput
 from server.errors import InvalidRequest
 from server.prompting.prompt_limits import grammar_path
+from server.protocol.error_object import invalid_value
 from server.protocol.responses.tools import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, Tool
 
 
@@ -35,11 +36,7 @@ def refused_tool(
                 return None
             cause, path = str(refused).removeprefix(UNCOMPILED), grammar_path(declared, tool.name)
             if isinstance(tool, CustomTool):
-                return InvalidRequest(
-                    f"Invalid grammar of the custom tool '{tool.name}': {cause}",
-                    param=path,
-                    code="invalid_value",
-                )
+                return invalid_value(f"Invalid grammar of the custom tool '{tool.name}': {cause}", path)
             return InvalidRequest(
                 f"Invalid schema for function '{tool.name}': {cause}",
                 param=path,

@@ -16,6 +16,7 @@ from engine.grammar.structured_output_to_lark import FORM_TYPES, parse_json
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.protocol.completions.requests import ResponseFormat
+from server.protocol.error_object import invalid_value
 from server.protocol.responses.request import CreateResponse, StructuredOutputs
 
 _COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
@@ -80,7 +81,7 @@ def _grammar(kind: str, value: Any) -> StructuredOutput | None:
             ):
                 return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
     except BadTag as error:
-        raise InvalidRequest(str(error), param=f"{PARAM}.{kind}", code="invalid_value") from error
+        raise invalid_value(str(error), f"{PARAM}.{kind}") from error
     raise InvalidRequest(f"{kind} does not have the form that it must have.", param=f"{PARAM}.{kind}")
 
 

@@ -60,7 +60,7 @@ def first_turn(
 
     It is the summary's if the context is compacted. `credentials` are the caller's, by the label of a server.
     With `generate` false the response completes without output when its prompt is prefilled. Raises ApiError
-    or DecodeFailure.
+    or InvalidRequest.
     """
     settings = resolved.request.context_management
     if not generate:
@@ -85,7 +85,7 @@ def first_turn(
 def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
     """The tokens of a request's prompt, at most MAX_COUNTED_CONTEXTS times the model's context.
 
-    Raises ApiError or DecodeFailure, also for a longer one.
+    Raises ApiError, also for a longer one.
     """
     limit = MAX_COUNTED_CONTEXTS * served.model_info.context_length
     request, moment = resolved.request, moment_of(resolved.response)

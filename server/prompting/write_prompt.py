@@ -57,7 +57,7 @@ def write_prompt(
 
     With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least
     the `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit
-    where tokens are only counted. Raises ApiError or DecodeFailure for what cannot be written, and for a
+    where tokens are only counted. Raises ApiError for what cannot be written, and for a
     longer prompt.
     """
     context = served.model_info.context_length
@@ -165,7 +165,7 @@ def truncate_tokens(
 def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> PromptConversation:
-    """Raises InvalidRequest for a format without its schema, DecodeFailure for a wrong tool choice."""
+    """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
     choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return PromptConversation(

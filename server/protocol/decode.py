@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.protocol.error_object import DecodeFailure, missing_parameter
+from server.errors import InvalidRequest
+from server.protocol.error_object import missing_parameter, unsupported_parameter
 from server.protocol.parameter_support import ELSEWHERE, PATHS, TABLES, Endpoint, ParameterRow
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raises DecodeFailure for too many values, in linear time."""
+    """Raises InvalidRequest for too many values, in linear time."""
     if len(data) <= _SMALL:
         return
     quotes = nested = values = decimals = 0
@@ -102,8 +103,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _too_much(bounds: str) -> DecodeFailure:
-    return DecodeFailure(f"The request body has too many values: {bounds}.", code="too_many_values")
+def _too_much(bounds: str) -> InvalidRequest:
+    return InvalidRequest(f"The request body has too many values: {bounds}.", code="too_many_values")
 
 
 _BOUND_ERROR = re.compile(r"Expected `(?P<kind>int|float|str|array|object)` (?:of length )?(?P<sign><=|>=) ")
@@ -128,7 +129,7 @@ MAX_KEYS = 1024
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises DecodeFailure.
+    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises InvalidRequest.
 
     With an endpoint, also refuses names of parameters that this endpoint does not support.
     """
@@ -143,22 +144,22 @@ def decode(
         raise _decode_failure(error, value=data, kind=kind) from error
     except msgspec.DecodeError as error:
         message = f"The request body is not valid JSON: {error}."
-        raise DecodeFailure(message, code="invalid_json") from error
+        raise InvalidRequest(message, code="invalid_json") from error
     except UnicodeDecodeError as error:
-        raise DecodeFailure("The request body is not valid UTF-8.", code="invalid_json") from error
+        raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from error
     except RecursionError as error:
-        raise DecodeFailure("The request body is nested too deeply.", code="invalid_json") from error
+        raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from error
     return value
 
 
 def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
-    """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
+    """Raises InvalidRequest for the first parameter (name and JSON) that the endpoint refuses."""
     table, elsewhere = TABLES[endpoint], ELSEWHERE[endpoint]
     for name, value in params.items():
         row = table.get(name) or elsewhere.get(name)
         if row is not None and row.verdict == "refused" and not _is_neutral(row, value):
             message = f"Unsupported parameter: '{name}' is not supported on {PATHS[endpoint]}. {row.reason}"
-            raise DecodeFailure(message, name, "unsupported_parameter")
+            raise unsupported_parameter(message, name)
 
 
 def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
@@ -169,7 +170,7 @@ def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
 
 
 def convert(value: object, kind: Any, param: str) -> Any:
-    """Converts builtins (dicts, lists, scalars) to `kind`. Raises DecodeFailure with paths under `param`."""
+    """Converts builtins (dicts, lists, scalars) to `kind`. Raises InvalidRequest with paths under `param`."""
     try:
         return convert_to(value, kind)
     except msgspec.ValidationError as error:
@@ -178,7 +179,7 @@ def convert(value: object, kind: Any, param: str) -> Any:
 
 def _decode_failure(
     error: msgspec.ValidationError, prefix: str = "", *, value: object = None, kind: Any = None
-) -> DecodeFailure:
+) -> InvalidRequest:
     """The failure with the path of the mistake, below `prefix`, in the value or JSON that is no `kind`."""
     text = str(error)
     match = _ERROR_PATH.search(text)
@@ -195,7 +196,7 @@ def _decode_failure(
     if missing:
         return missing_parameter(param)
     where = f" (at {param})" if param else ""
-    return DecodeFailure(f"{message}{where}.", param or None, _code(message))
+    return InvalidRequest(f"{message}{where}.", param or None, _code(message))
 
 
 def _with_key(field: str, value: object, kind: Any) -> str:
@@ -228,12 +229,12 @@ def _code(message: str) -> str:
 
 def _refuse_nul(value: object, path: str = "") -> None:
     if isinstance(value, str) and "\0" in value:
-        raise DecodeFailure("Text must not contain the NUL character.", path or None, "invalid_text")
+        raise InvalidRequest("Text must not contain the NUL character.", path or None, "invalid_text")
     if isinstance(value, list):
         for index, element in enumerate(value):
             _refuse_nul(element, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, element in value.items():
             if "\0" in key:
-                raise DecodeFailure("Keys must not contain the NUL character.", path or None, "invalid_text")
+                raise InvalidRequest("Keys must not contain the NUL character.", path or None, "invalid_text")
             _refuse_nul(element, f"{path}.{key}" if path else key)

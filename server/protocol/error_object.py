@@ -1,6 +1,8 @@
-"""OpenAI's error object, and `DecodeFailure`, which a request that is invalid is refused with."""
+"""OpenAI's error object, and errors of requests that are invalid, by OpenAI's codes."""
 
 import msgspec
+
+from server.errors import InvalidRequest
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -16,22 +18,17 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-class DecodeFailure(Exception):
-    """A request that is invalid. `param` is the path of the mistake, `code` OpenAI's error code."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+def missing_parameter(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
 
 
-def missing_parameter(param: str) -> DecodeFailure:
-    return DecodeFailure(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+def unsupported_value(message: str, param: str | None) -> InvalidRequest:
+    return InvalidRequest(message, param, "unsupported_value")
 
 
-def unsupported_value(message: str, param: str | None) -> DecodeFailure:
-    return DecodeFailure(message, param, "unsupported_value")
+def invalid_value(message: str, param: str | None) -> InvalidRequest:
+    return InvalidRequest(message, param, "invalid_value")
 
 
-def invalid_value(message: str, param: str | None) -> DecodeFailure:
-    return DecodeFailure(message, param, "invalid_value")
+def unsupported_parameter(message: str, param: str | None) -> InvalidRequest:
+    return InvalidRequest(message, param, "unsupported_parameter")

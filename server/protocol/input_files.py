@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from engine.fair_limit import FairLimit
+from server.errors import Overloaded, TooManyRequests
 from server.protocol import bounded_process
 
 MAX_FILE_TEXT = 1_048_576
@@ -43,15 +44,8 @@ class FileError(ValueError):
     """The file cannot be read; the message is sent to the client."""
 
 
-class ExtractionBusy(Exception):
-    """All PDF extraction workers are busy; the client may retry the request."""
-
-    def __init__(self, message: str, *, own: bool = False) -> None:
-        """`own`: they are busy with this tenant's own requests."""
-        super().__init__(message)
-        self.own = own
-
-
+_BUSY = "files being read"
+"""The limit that is reached, for the log."""
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
@@ -61,7 +55,7 @@ _cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
-    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ExtractionBusy."""
+    """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ApiError."""
     content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")
@@ -122,7 +116,7 @@ def is_pdf(content: bytes) -> bool:
 
 
 def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str:
-    """The text of all pages in at most `most_bytes`. Blocks. Raises FileError or ExtractionBusy."""
+    """The text of all pages in at most `most_bytes`. Blocks. Raises FileError, or ApiError while busy."""
     if len(content) > MAX_PDF:
         raise FileError(f"The PDF is larger than {MAX_PDF} bytes.")
     key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)
@@ -144,21 +138,22 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
 
 
 def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
-    """The worker's result, `text` or `error`. Raises ExtractionBusy."""
+    """The worker's result, `text` or `error`. Raises TooManyRequests or Overloaded."""
     tenant = TENANT.get() or f"thread {threading.get_ident()}"
     try:
         _limit.acquire(tenant, WAIT_SECONDS)
     except TimeoutError:
         if _limit.used_by(tenant):
-            raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True) from None
-        raise ExtractionBusy("Too many PDFs are being read; try again later.") from None
+            why = "Your other PDFs are still being read; try again later."
+            raise TooManyRequests(why, limit=_BUSY) from None
+        raise Overloaded("Too many PDFs are being read; try again later.", limit=_BUSY) from None
     try:
         answer: dict[str, str] = json.loads(
             bounded_process.run(_WORKER, content, MEMORY, MAX_PAGES, most_bytes)
         )
         return answer
     except TimeoutError:
-        raise ExtractionBusy("The server is too busy to read the PDF; try again later.") from None
+        raise Overloaded("The server is too busy to read the PDF; try again later.", limit=_BUSY) from None
     except bounded_process.Exhausted:
         return {"error": "heavy"}
     finally:

@@ -6,7 +6,7 @@ import re
 from contextvars import ContextVar
 from typing import Final, Literal, Protocol
 
-from server.protocol.error_object import DecodeFailure
+from server.errors import InvalidRequest
 from server.protocol.responses.items import InputImage
 
 CONTENT_PREFIX: Final = "sha256:"
@@ -47,7 +47,7 @@ class ImageError(ValueError):
 
 
 def check_image(image: InputImage, path: str) -> InputImage:
-    """The picture as `SOURCE` returns it. Raises DecodeFailure with the path of its URL."""
+    """The picture as `SOURCE` returns it. Raises InvalidRequest with the path of its URL."""
     source = SOURCE.get()
     if source is None:
         return image
@@ -55,18 +55,18 @@ def check_image(image: InputImage, path: str) -> InputImage:
         return source.check(image)
     except ImageError as error:
         where = "image_url" if image.image_url else "file_id"
-        raise DecodeFailure(str(error), f"{path}.{where}", error.code) from error
+        raise InvalidRequest(str(error), f"{path}.{where}", error.code) from error
 
 
 def page_images(pdf: bytes, detail: Literal["low", "high"], path: str) -> list[InputImage]:
-    """The pages of a PDF; none if the model reads text only. Raises DecodeFailure with the data's path."""
+    """The pages of a PDF; none if the model reads text only. Raises InvalidRequest with the data's path."""
     source = SOURCE.get()
     if source is None:
         return []
     try:
         return source.pages(pdf, detail)
     except ImageError as error:
-        raise DecodeFailure(str(error), f"{path}.file_data", error.code) from error
+        raise InvalidRequest(str(error), f"{path}.file_data", error.code) from error
 
 
 def is_data_url(url: str) -> bool:

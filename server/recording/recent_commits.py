@@ -91,7 +91,7 @@ class RecentCommits:
 
     def take(self, responses: Collection[UUID]) -> dict[UUID, RunUpdate]:
         """Removes all commits of these responses; returns an update for each that writes them again."""
-        taken = [commit for commit in self._commits if commit.run.facts.id in responses]
+        taken = [commit for commit in self._commits if commit.run.facts.id in responses] if responses else []
         if not taken:
             return {}
         self._commits = deque(commit for commit in self._commits if commit.run.facts.id not in responses)

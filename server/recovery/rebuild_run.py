@@ -23,7 +23,6 @@ from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, first_decoding_spec, first_turn
 from server.protocol.decode import decode_as
-from server.protocol.error_object import DecodeFailure
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
@@ -107,7 +106,7 @@ def _failures_logged(stored: StoredResponse) -> Iterator[None]:
         raise
     except (Overloaded, TooManyRequests) as error:  # of long prompts; the response is released
         raise BlockingIOError(str(error)) from error
-    except (ApiError, DecodeFailure) as error:
+    except ApiError as error:
         log.error("%s cannot be prepared again: %s", name, error, extra=stored.log_fields)
     except Exception:
         log.exception("%s cannot go on from what is stored of it", name, extra=stored.log_fields)

@@ -30,7 +30,7 @@ from server.store.database import Connection, Database
 
 
 def create(database: Database, tenant: str, request: CreateConversation, seal: Seal) -> Conversation:
-    """Raises ApiError or DecodeFailure for items that cannot be stored."""
+    """Raises ApiError for items that cannot be stored."""
     conversation = ids.new_uuid()
     items = _read_items(request.items or [])
 
@@ -78,7 +78,7 @@ def _record(connection: Connection, caller: Caller, action: str, target: str) ->
 def add_items(
     database: Database, tenant: str, conversation: UUID, items: Sequence[dict[str, Any]], seal: Seal
 ) -> list[bytes]:
-    """Append items; returns the JSON of each as stored. Raises ApiError or DecodeFailure."""
+    """Append items; returns the JSON of each as stored. Raises ApiError."""
     parsed = _read_items(items)
     source = ids.new_uuid()
 

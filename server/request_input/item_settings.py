@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from server.errors import InvalidRequest
 from server.protocol.decode import convert_to
+from server.protocol.error_object import invalid_value
 from server.protocol.responses.items import (
     AdditionalTools,
     Compaction,
@@ -56,11 +57,10 @@ def with_item_settings(
             changed = _updated(changed, item)
     output_format = changed.text.format if changed.text else None
     if changed.structured_outputs is not None and output_format is not None and output_format.type != "text":
-        raise InvalidRequest(
+        raise invalid_value(
             "A configuration_update has set a format of text: send one that sets text, or leave out "
             "structured_outputs.",
-            param="structured_outputs",
-            code="invalid_value",
+            "structured_outputs",
         )
     return changed
 

@@ -7,8 +7,9 @@ messages of that history are dropped: instructions are those of the newest reque
 from collections.abc import Sequence
 from typing import Any
 
+from server.errors import InvalidRequest
 from server.protocol.completions.chat_messages import MessageElement, read_elements, read_message
-from server.protocol.error_object import DecodeFailure, invalid_value, unsupported_value
+from server.protocol.error_object import invalid_value, unsupported_value
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import CustomToolCall, FunctionCall
 
@@ -22,7 +23,7 @@ _LEFT_OUT = ("system", "developer")
 
 
 def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
-    """The messages as items, in order. Raises DecodeFailure with the message's path."""
+    """The messages as items, in order. Raises InvalidRequest with the message's path."""
     items: list[InputItem] = []
     unanswered: dict[str, list[str]] = {}
     for index, message in enumerate(messages):
@@ -75,7 +76,7 @@ def _text(content: Any, path: str) -> str:
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
     ):
         return "".join(part["text"] for part in parts)
-    raise DecodeFailure("A message's content is text, or parts of text.", f"{path}.content", "invalid_type")
+    raise InvalidRequest("A message's content is text, or parts of text.", f"{path}.content", "invalid_type")
 
 
 def _with_call_id(message: dict[str, Any], unanswered: dict[str, list[str]]) -> dict[str, Any]:

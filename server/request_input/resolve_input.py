@@ -17,7 +17,7 @@ from server.limits.tenant_limits import HistoryReads
 from server.prompting.prompt_images import PromptImages, prompt_images
 from server.prompting.served_model import LoadedModel
 from server.protocol import ids
-from server.protocol.error_object import DecodeFailure, missing_parameter
+from server.protocol.error_object import invalid_value, missing_parameter
 from server.protocol.responses.input import (
     CompactionTrigger,
     InputItem,
@@ -67,7 +67,7 @@ class ResolvedInput:
 
 
 def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
-    """The parsed input, and the request with the input's compaction trigger. Raises DecodeFailure. Pure."""
+    """The parsed input, and the request with the input's compaction trigger. Raises InvalidRequest. Pure."""
     if request.previous_input_messages:
         before = read_previous(request.previous_input_messages)
         request = msgspec.structs.replace(request, previous_input_messages=None)
@@ -82,15 +82,15 @@ def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[In
 def _with_compaction_trigger(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
     """The trigger as a `context_management` entry: it is no item, and the request is stored."""
     if given.count(CompactionTrigger()) > 1:
-        raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
+        raise invalid_value("Only one compaction_trigger may be given.", "input")
     if given[-1] != CompactionTrigger():
-        raise DecodeFailure("The compaction_trigger must be the last input item.", "input", "invalid_value")
+        raise invalid_value("The compaction_trigger must be the last input item.", "input")
     settings = [*(request.context_management or ()), ContextManagement(COMPACTION_TRIGGER)]
     return msgspec.structs.replace(request, context_management=settings)
 
 
 def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
-    """Raises DecodeFailure if there is no input and nothing else to answer to."""
+    """Raises InvalidRequest if there is no input and nothing else to answer to."""
     if request.input is not None:
         return request.input
     if request.prompt is None and request.conversation is None and request.previous_response_id is None:

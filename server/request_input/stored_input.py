@@ -8,6 +8,7 @@ from server.errors import InvalidRequest, NotFound
 from server.limits.tenant_limits import MAX_ITEMS, Reserve, check_history_size, unbounded
 from server.prompting.prompt_images import stored_digests
 from server.protocol import ids
+from server.protocol.error_object import invalid_value
 from server.protocol.responses.input import CompactionTrigger, InputItem, ItemReference
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
@@ -111,10 +112,8 @@ def parse_conversation(request: CreateResponse) -> UUID | None:
 def _refuse_prefix(given: str, prefix: str, param: str) -> None:
     """Raises InvalidRequest, in OpenAI's words, for an id of something else."""
     if not given.startswith(f"{prefix}_"):
-        raise InvalidRequest(
-            f"Invalid '{param}': '{given[:100]}'. Expected an ID that begins with '{prefix}_'.",
-            param=param,
-            code="invalid_value",
+        raise invalid_value(
+            f"Invalid '{param}': '{given[:100]}'. Expected an ID that begins with '{prefix}_'.", param
         )
 
 

@@ -19,7 +19,7 @@ def read_templated_input(
 ) -> tuple[CreateResponse, list[InputItem]]:
     """The parsed input, after the items of the template, if any, whose instructions stand for missing ones.
 
-    `prompt.version` becomes the version used. Raises NotFound, DecodeFailure for wrong variables, and as
+    `prompt.version` becomes the version used. Raises NotFound, InvalidRequest for wrong variables, and as
     `read_request_input`.
     """
     reference = request.prompt

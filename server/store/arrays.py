@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from sqlalchemy import Column, TextClause
+from sqlalchemy import Column, Select, TextClause
 from sqlalchemy.dialects import postgresql
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -29,7 +29,6 @@ _TYPES: Final[Mapping[object, str]] = {
 
 
 def type_name(column: Column[Any]) -> str:
-    """The column's type as Postgres writes it."""
     return column.type.compile(_DIALECT).lower()
 
 
@@ -64,6 +63,8 @@ def value(alias: str, name: str, kind: str) -> str:
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The parameters: every row has the same keys. There must be a row."""
+    if len(rows) == 1:  # as most often: lists of one cost three times as much
+        return {name: f"{{{_element(value)}}}" for name, value in rows[0].items()}
     return {name: literal([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -82,14 +83,13 @@ def literal(values: Sequence[object]) -> str:
 def _element(value: object) -> str:
     if value is None:
         return "NULL"
-    if not isinstance(value, str | timedelta | bytes):
-        return str(value)
-    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    text = f"\\x{value.hex()}" if type(value) is bytes else f"{value}"
+    if "\\" in text or '"' in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
-def with_numbers(statement: TextClause) -> tuple[str, Sequence[str]]:
+def with_numbers(statement: TextClause | Select[Any]) -> tuple[str, Sequence[str]]:
     """The statement with parameters $1, $2, …, and their names in this order."""
     compiled = statement.compile(dialect=_NUMBERED)
     names = compiled.positiontup

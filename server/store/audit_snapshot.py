@@ -107,8 +107,6 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedResponse:
-    """One response as a snapshot of the database has it."""
-
     stored: AuditedRow
     ledger_entry: AuditedLedgerEntry | None
     items: Sequence[AuditedItem]

@@ -104,9 +104,8 @@ _NULL = _LENGTH.pack(-1)
 
 
 def append(connection: Connection, rows: Iterable[NewLogRow]) -> None:
-    """Appends rows to the log in the caller's transaction."""
-    with psycopg_connection(connection) as raw, raw.cursor() as cursor, cursor.copy(_COPY) as copy:
-        copy.write(_encode_copy(rows))
+    with psycopg_connection(connection) as raw:
+        raw.copy_in(_COPY, _encode_copy(rows))
 
 
 NEW_LOG_ROWS = """

@@ -69,7 +69,6 @@ def hot_row(columns: Sequence[Any]) -> LogRow:
 
 
 def _events_of(rows: Iterable[LogRow], first: int) -> Iterator[LoggedEvent]:
-    """The events from sequence number `first` on."""
     for row in rows:
         for event in row.events():
             if event.sequence_number >= first:
@@ -181,12 +180,10 @@ class FoldedStream:
         """The sequence number after the last event."""
 
     def rows(self, first: int) -> Iterator[LogRow]:
-        """The rows from the one with the sequence number `first` on."""
         start = bisect_right(self._rows, first, key=_end_of)
         return (decode_as(row, LogRow) for row in self._rows[start:])
 
     def read(self, first: int) -> Iterator[LoggedEvent]:
-        """The events from sequence number `first` on."""
         return _events_of(self.rows(first), first)
 
 

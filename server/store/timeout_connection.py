@@ -10,9 +10,11 @@ transaction, so that no lock outlives its owner.
 
 import re
 import select
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -20,6 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
@@ -68,6 +71,8 @@ _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tz
 """A year within `datetime`'s range, so that time zones and intervals can be added."""
 _T = TypeVar("_T")
 _NO_RESPONSE = "the server does not answer"
+_FORGOTTEN = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.FeatureNotSupported)
+"""The server has dropped a prepared statement, or cannot execute it after a change of its tables."""
 _NOT_READY = 0
 """psycopg's Ready value for a wait that timed out."""
 
@@ -80,39 +85,153 @@ class TimeoutConnection(psycopg.Connection[Any]):
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._statements: dict[tuple[str, Sequence[int]], bytes] = {}
+        """The names of the statements that `run` has prepared, by text and types of values."""
+        self._numbers = count()
+        self._later: list[tuple[str, Sequence[object]]] = []
+        """Statements of this transaction, with their values, that wait for the next one."""
+        self._adapter = Transformer(self)
+
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
         settings = [f"SET LOCAL {name} = '{value}'" for name, value in self.transaction_settings.items()]
         return b"; ".join([self._get_tx_start_command(), *(setting.encode() for setting in settings)])
 
-    def _start_query(self) -> PQGen[None]:
-        """Overrides the method in which psycopg begins a transaction before a statement."""
-        is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
-        if self.autocommit or not is_idle or not self.transaction_settings:
-            yield from super()._start_query()
-            return
-        self.pgconn.send_query(self.begin_command())
-        for result in (yield from generators.execute(self.pgconn)):
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise psycopg.errors.error_from_result(result)
+    def run(
+        self, query: str, values: Sequence[object] = (), *, prepare: bool = True, begins: bool = True
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a statement with parameters $1, $2, …, in a fourth of the calls of psycopg's cursors.
 
-    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
+        It begins a transaction where there is none, unless `begins` is false. It is prepared, if it has
+        values or `prepare` says so, where sessions of Postgres are one's own.
+        """
+        begin = self._begin() if begins else b""
+        later, self._later = self._later, []
+        if values or prepare:
+            if begin:
+                self.pgconn.send_query(begin)
+                self._answer()
+            result = self._together([*later, (query, values)])
+        else:
+            if any(values for _, values in later):
+                self._together(later)
+                later = []
+            texts = [*(text.encode() for text, _ in later), query.encode()]
+            self.pgconn.send_query(b"; ".join([begin, *texts] if begin else texts))
+            result = self._answer()
+        self._adapter.set_pgresult(result)
+        return self._adapter.load_rows(0, result.ntuples, tuple)
+
+    def _begin(self) -> bytes:
+        """The command with which a transaction has to begin; empty in one, and in autocommit mode."""
+        is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return self.begin_command() if is_idle and not self.autocommit else b""
+
+    def later(self, query: str, values: Sequence[object] = ()) -> None:
+        """Has a statement whose rows are not needed sent with the transaction's next one, or its commit."""
+        if self.pgconn.transaction_status == TransactionStatus.INTRANS:
+            self._later.append((query, values))
+        else:
+            self.run(query, values, prepare=bool(values))
+
+    def _together(self, statements: Sequence[tuple[str, Sequence[object]]]) -> PGresult:
+        """The last result of statements that are sent in one exchange; prepares those that are new."""
+        calls = [self._sending(*statement) for statement in statements]
+        if len(calls) == 1:
+            calls[0]()
+            return self._answer()
+        self.pgconn.enter_pipeline_mode()
+        for send in calls:
+            send()
+        self.pgconn.pipeline_sync()
+        return self._answer(in_pipeline=True)
+
+    def _sending(self, query: str, values: Sequence[object]) -> Callable[[], None]:
+        """The call that sends a statement, which is prepared first if it is new in a session of one's own."""
+        parameters = self._adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        types, formats = self._adapter.types or (), self._adapter.formats
+        if self.transaction_settings:
+            return partial(self.pgconn.send_query_params, query.encode(), parameters, types, formats)
+        name = self._statements.get((query, types))
+        if name is None:
+            name = b"holdfast_%d" % next(self._numbers)
+            self.pgconn.send_prepare(name, query.encode(), types)
+            self._answer()
+            self._statements[query, types] = name
+        return partial(self.pgconn.send_query_prepared, name, parameters, formats)
+
+    def _answer(self, *, in_pipeline: bool = False) -> PGresult:
+        """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
+        results = self.wait(self._receive(in_pipeline))
+        if in_pipeline:
+            results.pop()
+            self.pgconn.exit_pipeline_mode()
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                error = psycopg.errors.error_from_result(result)
+                if isinstance(error, _FORGOTTEN):
+                    self._statements.clear()
+                raise error
+        return results[-1]
+
+    def _receive(self, until_sync: bool) -> PQGen[list[PGresult]]:
+        results: list[PGresult] = []
+        while not results or (until_sync and results[-1].status != ExecStatus.PIPELINE_SYNC):
+            received = yield from generators.execute(self.pgconn)
+            if not received:
+                raise psycopg.OperationalError(_NO_RESPONSE)
+            results += received
+        return results
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """Overrides the method with which all else that psycopg executes begins."""
+        later, self._later = self._later, []
+        if later:
+            self._together(later)
+        elif self.transaction_settings and (begin := self._begin()):
+            self.pgconn.send_query(begin)
+            self._answer()
+        return super().cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        """Commits the transaction, if there is one, in one exchange with what is to be sent later."""
+        if self._later:
+            self.run("commit")
+        else:
+            super().commit()
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        """Overrides the method in which psycopg drops its prepared statements, ours with them."""
+        if name is None:
+            self._statements.clear()
+        yield from super()._deallocate(name)
+
+    def run_alone(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of `run` in a transaction of its own.
 
         It takes one exchange with the server; three where a transaction begins with settings.
         """
-        self.autocommit = not self.transaction_settings
-        try:
-            row = psycopg.RawCursor(self).execute(query, values, prepare=self.autocommit).fetchone()
+        if self.transaction_settings:
+            rows = self.run(query, values)
             self.commit()
-        finally:
-            if not self.closed and self.pgconn.transaction_status == TransactionStatus.IDLE:
-                self.autocommit = False
-        assert row is not None
-        return row[0]
+            return rows
+        try:
+            return self.run(query, values, begins=False)
+        except _FORGOTTEN:
+            return self.run(query, values, begins=False)
+
+    def copy_in(self, statement: str, data: bytes) -> None:
+        """Executes a COPY from the client."""
+        self.run(statement, prepare=False)
+        self.pgconn.put_copy_data(data)
+        self.pgconn.put_copy_end()
+        self._answer()
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
+        self._later.clear()
         if self.pgconn.transaction_status != TransactionStatus.IDLE:
             super().rollback()
 
@@ -254,8 +373,18 @@ def execute(
     """
     query, names = statement
     with psycopg_connection(connection, query) as raw:
-        cursor = psycopg.RawCursor(raw).execute(query, [parameters[name] for name in names])
-        return cursor.fetchall() if cursor.description else []
+        return raw.run(query, [parameters[name] for name in names], prepare=False)
+
+
+def execute_later(
+    connection: Connection, statement: tuple[str, Sequence[str]], parameters: Mapping[str, object]
+) -> None:
+    """Has a statement as of `execute`, whose rows are not needed, sent with the transaction's next one, or
+    with its commit: an exchange with Postgres costs more than the statement. Raises DatabaseError.
+    """
+    query, names = statement
+    with psycopg_connection(connection, query) as raw:
+        raw.later(query, [parameters[name] for name in names])
 
 
 def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:

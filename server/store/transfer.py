@@ -28,7 +28,6 @@ from server.protocol.decode import decode_as
 from server.store import tables
 from server.store.administration import usage_days
 from server.store.arrays import type_name
-from server.store.content.responses import tenants
 from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, adding
 from server.store.database import Database
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
@@ -57,7 +56,6 @@ class BadValue(ValueError):
 
 
 def columns_of(kind: str) -> list[Column[Any]]:
-    """The columns of a kind of line."""
     table = TABLES[kind]
     left_out = {"tenant", *_LEFT_OUT.get(table.name, ())}
     return [column for column in table.columns if column.name not in left_out]
@@ -200,10 +198,6 @@ def insert_use(connection: Connection, tenant: str, owner: UUID, item_id: str, d
         return False
     connection.execute(_USE, {**parameters, "owner": owner, "item_id": item_id})
     return True
-
-
-def other_tenants(connection: Connection, tenant: str) -> list[str]:
-    return [name for name in tenants(connection) if name != tenant]
 
 
 def id_of_another(

@@ -57,7 +57,6 @@ class EndpointSlots:
         return {key: number for key, number in room.items() if number > 0}
 
     def begin(self, endpoint: UUID) -> None:
-        """An attempt begins."""
         self._endpoints[endpoint].under_way += 1
 
     def end(self, endpoint: UUID, now: float, *, received: bool, throttle_seconds: float = 0.0) -> None:

@@ -277,18 +277,18 @@ def test_a_response_is_accepted_once_when_its_one_statement_commits_and_is_not_c
     watched_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
-    scalar = TimeoutConnection.scalar
+    run_alone = TimeoutConnection.run_alone
 
     def lost_at_first(connection: TimeoutConnection, query: str, values: Sequence[object] = ()) -> Any:
         nonlocal tries
         if "insert into responses" in query:
             tries += 1
             if tries == 1:
-                scalar(connection, query, values)
+                run_alone(connection, query, values)
                 raise psycopg.OperationalError("the connection is lost")
-        return scalar(connection, query, values)
+        return run_alone(connection, query, values)
 
-    monkeypatch.setattr(TimeoutConnection, "scalar", lost_at_first)
+    monkeypatch.setattr(TimeoutConnection, "run_alone", lost_at_first)
     with serving(watched_url) as server:
         check_one(server, server.serve("foreground"), "foreground", "incomplete")
     assert tries == 2

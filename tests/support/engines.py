@@ -218,7 +218,7 @@ def is_closed(bench: Bench) -> bool:
 
 def attend_with(monkeypatch: pytest.MonkeyPatch, choice: "AttentionChoice") -> None:
     """Has engines that are started from now on attend in this way, whatever their device has."""
-    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
+    monkeypatch.setattr("engine.runner.load_runner.choose_attention", lambda *_args, **_settings: choice)
 
 
 def forget_tokens_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ MODEL_MODULES = (
     "transformers.models.qwen3.modeling_qwen3",
     "engine.model.loader",
     "engine.model.lora_layers",
-    "engine.runner.model_runner",
+    "engine.runner.load_runner",
     "engine.runner.cuda_graphs",
     "tests.support.warm_transformers",
 )

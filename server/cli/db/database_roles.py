@@ -17,7 +17,6 @@ USER = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 
 
 def add_commands(group: cli.Subcommands) -> None:
-    """Adds the commands to `holdfast db`."""
     cli.add_command(group, "roles", "make the roles of servers and readers, or update their rights", _roles)
     create = cli.add_command(group, "create-user", "make a user and show its password, once", _create)
     create.add_argument("name")

@@ -47,8 +47,6 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextDiff:
-    """Two texts as one."""
-
     pieces: Sequence[Piece]
     by: Literal["word", "line"]
     is_cut: bool

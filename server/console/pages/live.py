@@ -13,8 +13,6 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.value_formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.http.asgi.thread_pools import ThreadPool, ThreadPools
-from server.http.handler_services import Services
 from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.recording.recorder import RecorderStats
 from server.store.console import live_queries
@@ -64,7 +62,6 @@ def engine_gauges(stats: Stats) -> list[Gauge]:
 
 
 def engine_facts(stats: Stats) -> Iterator[Fact]:
-    """Yield facts about this process's engine."""
     if not stats.alive:
         yield Fact("Engine", "no server answers" if stats.remote else "dead", is_bad=True)
     yield Fact("Waiting", number(stats.waiting))
@@ -123,12 +120,13 @@ def show(console: ConsoleRequest) -> Answer:
     stats = services.model.engine.stats()
     capacity, pool = services.recorder.capacity, services.database.pool_stats
     limits = {limit.what: (limit.used(), limit.total) for limit in services.limits}
+    pools = [(field.name, getattr(console.pools, field.name)) for field in fields(console.pools)]
     troubles = [trouble for thread in services.threads if (trouble := thread.trouble()) is not None]
     gauges = [
         *engine_gauges(stats),
         Gauge("unfinished responses", len(capacity), capacity.total),
         Gauge("database connections", pool.in_use, pool.size),
-        *_threads(console.pools),
+        *(Gauge(f"threads, {name}", threads.busy, threads.size) for name, threads in pools),
     ]
     return console.page(
         "live_parts.html" if console.is_fragment else "live.html",
@@ -151,12 +149,6 @@ def show(console: ConsoleRequest) -> Answer:
     )
 
 
-def _threads(pools: ThreadPools) -> Iterator[Gauge]:
-    for pool in fields(pools):
-        threads: ThreadPool = getattr(pools, pool.name)
-        yield Gauge(f"threads, {pool.name}", threads.busy, threads.size)
-
-
 @pages("POST /live/drain")
 def drain(console: ConsoleRequest) -> Answer:
     """Asks this process to stop, as SIGTERM does."""
@@ -170,15 +162,12 @@ def drain(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         replica = str(console.services.replica)
         console.actor.record(connection, "process.drain", None, replica, {"name": typed})
-    _stop(console.services)
-    return console.redirect("/console/live")
-
-
-def _stop(services: Services) -> None:
+    stopping = console.services.stopping
     with _asking:
-        if not services.stopping.is_set():
+        if not stopping.is_set():
             os.kill(os.getpid(), signal.SIGTERM)
-            services.stopping.wait(_STOPPING_SECONDS)
+            stopping.wait(_STOPPING_SECONDS)
+    return console.redirect("/console/live")
 
 
 def _name() -> str:

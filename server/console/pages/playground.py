@@ -15,7 +15,6 @@ from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
 from server.protocol import ids
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail
 from server.store.console.response_detail import ResponseDetail, StoredItem
@@ -131,8 +130,6 @@ def _python(value: object, depth: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The conversation so far, as the page shows it."""
-
     items: Sequence[ItemView] = ()
     last: str = ""
     """The response that the next message goes on from."""
@@ -156,7 +153,7 @@ def send(console: ConsoleRequest) -> Answer:
     """Begins a response; its page follows it, also after a reload."""
     try:
         accepted = console.services.create(console.caller, msgspec.json.encode(request_body(console.form)))
-    except (ApiError, DecodeFailure) as error:
+    except ApiError as error:
         previous = console.form.get("previous_response_id", "")
         refusal = to_api_error(error)
         conversation = _read(console, previous) if previous else _Conversation()

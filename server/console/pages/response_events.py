@@ -1,6 +1,6 @@
 """The events of a response: its timeline, pages of them for the replay, and the stream of a running one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -44,19 +44,13 @@ def event_page(
     """
     page: list[dict[str, Any]] = []
     size = 0
-    for row, event in _events(rows, first):
+    events = ((row, event) for row in rows for event in row.events() if event.sequence_number >= first)
+    for row, event in events:
         if len(page) >= limit or size >= MAX_BYTES:
             break
         page.append(_described(row, event, created_at, contents=contents))
         size += min(len(event.body), MAX_PAYLOAD_BYTES)
     return page
-
-
-def _events(rows: Sequence[LogRow], first: int) -> Iterator[tuple[LogRow, Event]]:
-    for row in rows:
-        for event in row.events():
-            if event.sequence_number >= first:
-                yield row, event
 
 
 def _described(row: LogRow, event: Event, created_at: datetime, *, contents: bool) -> dict[str, Any]:

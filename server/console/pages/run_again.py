@@ -15,7 +15,6 @@ from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
 from server.protocol import ids
-from server.protocol.error_object import DecodeFailure
 from server.store.administration.tenants import caller_for
 from server.store.console import response_detail
 from server.store.database import Connection
@@ -79,7 +78,7 @@ def run(console: ConsoleRequest) -> Answer:
             raise InvalidRequest(source.request.obstacle)
         parameters = read_edited(edited) if edited else source.request.parameters
         accepted = console.services.create(caller, request_body(parameters, source.items))
-    except (ApiError, DecodeFailure) as error:
+    except ApiError as error:
         refusal = to_api_error(error)
         text = edited or edited_text(source.request.parameters, source.items)[0]
         return _page(console, source, text, str(refusal), refusal.status)

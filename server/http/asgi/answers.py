@@ -175,8 +175,6 @@ async def _receive_disconnect(receive: Receive) -> None:
 
 
 class FrameTransform(Protocol):
-    """Rewrites the frames of responses to the frames of another API."""
-
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
         """The frames to send for these frames of the response at `index`."""
 

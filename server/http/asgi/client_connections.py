@@ -151,7 +151,6 @@ CLIENT = "client_connection"
 
 
 def is_health(target: bytes, _authorization: bytes = b"") -> bool:
-    """Whether a request's target is a health check."""
     return target in _HEALTH
 
 
@@ -268,7 +267,6 @@ class ClientConnections:
             turn.cancel()
 
     def end_turn(self, client: ClientConnection) -> None:
-        """Has a connection that waits for its turn go on."""
         if (turn := self._waiting.pop(client, None)) is not None and not turn.done():
             turn.set_result(None)
 

@@ -222,7 +222,6 @@ class RefuseAll:
     """An ASGI app that answers each request and WebSocket with one error, and reads no request's body."""
 
     def __init__(self, reason: Callable[[], ApiError]) -> None:
-        """`reason` returns the error at the time of a request."""
         self._reason = reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -82,7 +82,6 @@ def metrics_connection_limit(requested: int | None, files: int) -> int:
 
 
 def hypercorn_settings(config: Config) -> HypercornConfig:
-    """Return Hypercorn's settings of a connection."""
     settings = HypercornConfig()
     settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
     settings.errorlog.setLevel("WARNING")
@@ -96,8 +95,6 @@ def hypercorn_settings(config: Config) -> HypercornConfig:
 
 
 class Listener:
-    """Serves an ASGI application on a listening socket."""
-
     def __init__(
         self,
         app: ASGIApp,

@@ -40,6 +40,9 @@ class RequestBody:
         limit of bytes in memory.
         """
         self._tenant = tenant
+        if self._request.method == "GET" and not _has_body(self._request.scope):
+            self.whole = True
+            return b""
         try:
             async with asyncio.timeout(seconds):
                 return await self._read(most)
@@ -83,7 +86,6 @@ class RequestBody:
             self._reserved = size
 
     def release(self) -> None:
-        """Releases the reserved bytes."""
         if self._reserved:
             self._limit.release(self._tenant, self._reserved)
             self._reserved = 0

@@ -55,7 +55,6 @@ class Sent:
     """Events of a stream, or messages of a WebSocket; None for other answers."""
 
     def count(self, message: Message) -> None:
-        """Counts an ASGI message that is sent."""
         match message["type"]:
             case "http.response.body" | "websocket.http.response.body":
                 body = message.get("body", b"")
@@ -80,15 +79,16 @@ class Sent:
 
 
 def has_begun(scope: Scope) -> bool:
-    """Whether the answer in this scope has begun."""
     sent: Sent = scope["state"][_SENT]
     return sent.status is not None
 
 
 def bounded_user_agent(header: str | None) -> str | None:
     """The header's printable ASCII, cut to `MAX_USER_AGENT`; None if there is none of it. Pure."""
-    shown = "".join(char for char in (header or "")[:MAX_USER_AGENT] if " " <= char <= "~").strip()
-    return shown or None
+    shown = (header or "")[:MAX_USER_AGENT]
+    if not (shown.isascii() and shown.isprintable()):
+        shown = "".join(char for char in shown if " " <= char <= "~")
+    return shown.strip() or None
 
 
 class RequestLog:
@@ -201,7 +201,6 @@ class MessageLog:
         return data
 
     def write(self) -> None:
-        """Writes the access line."""
         self._sent.status = self.context.error_status or 200
         log_access(self._scope, self.context, self._sent, perf_counter() - self._began)
 

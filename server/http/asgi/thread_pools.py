@@ -134,7 +134,6 @@ def _close_all() -> None:
 
 
 async def run_in_thread(threads: Threads, function: Callable[..., T], *arguments: object) -> T:
-    """`function(*arguments)` in one of these threads."""
     return await threads.call(function, *arguments)
 
 
@@ -207,7 +206,6 @@ MIN_CONNECTIONS = 5
 
 
 def set_store_reader(scope: Scope, run: RunInThread) -> None:
-    """Sets the function that runs the store reads of the answer in this scope."""
     scope.setdefault("state", {})[_STORE_READER] = run
 
 

@@ -148,7 +148,6 @@ def _groups(request: Request) -> list[Group]:
 
 
 def _usage_cursor(after: str, groups: list[Group]) -> list[object]:
-    """The group that a page comes after."""
     refusal = bad_cursor(after, "sums with the same group_by")
     try:
         values = read_cursor(after)

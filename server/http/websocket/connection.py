@@ -220,7 +220,6 @@ class _EventRelay:
     whole: bool = False
     """The stream has been sent to its end."""
     last: bytes = b""
-    """The last event that was sent."""
 
     async def receive(self) -> Message:
         await asyncio.wait({self.disconnected})

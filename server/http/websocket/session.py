@@ -190,7 +190,7 @@ class SocketSession:
         self.headers = rates.headers(caller)
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """The response that a message asks for, or the answer to it. Raises ApiError or DecodeFailure."""
+        """The response that a message asks for, or the answer to it. Raises ApiError."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
         request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
@@ -211,7 +211,7 @@ class SocketSession:
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """The stream of a new response. Raises NotReady; ApiError or DecodeFailure, dropping what it
+        """The stream of a new response. Raises NotReady; ApiError, dropping what it
         continues.
         """
         try:

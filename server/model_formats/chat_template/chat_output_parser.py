@@ -13,7 +13,7 @@ from engine.vocabulary import Vocabulary
 from server.model_formats.model_format import Delta, TextDelta, merge_deltas
 from server.model_formats.reasoning import ReasoningFormat, ThoughtReader
 from server.model_formats.special_tokens import Markup
-from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, TextEmitter, stop_at
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat, read_calls
 from server.model_formats.tool_names import ToolIndex
 
@@ -164,7 +164,7 @@ def read_answer(
     starts = form.start_tags if form and form.repeated else ()
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     openers = calls.openers if calls else ()
-    stops = StopTexts([*openers, *dropped, *starts, *("{}" if inline else "")])
+    stops = stop_at(*openers, *dropped, *starts, *("{}" if inline else ""))
     depth = 0
     """Open braces around the text that is read; an object within another is no call."""
     if calls and (calls.bare_starts or calls.begins_opened):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from server.errors import InvalidRequest
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import THOUGHT_FIELDS, TemplateCapabilities
 from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
@@ -371,7 +371,7 @@ class _Writer:
             try:
                 check_size(call.arguments.encode(errors="replace"))
                 arguments = json.loads(call.arguments)
-            except DecodeFailure as error:
+            except InvalidRequest as error:
                 raise PromptError("The arguments of a call have too many values or digits.") from error
             except (ValueError, RecursionError):
                 arguments = call.arguments  # unchanged, for templates that accept text

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from server.errors import InvalidRequest
 from server.model_formats.harmony import vocabulary
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.harmony_grammar import make_grammar
@@ -32,7 +33,6 @@ from server.model_formats.model_format import (
     ReasoningMarks,
 )
 from server.protocol.decode import check_size
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
@@ -284,7 +284,7 @@ def _code(arguments: str) -> str:
     try:
         check_size(arguments.encode(errors="replace"))
         value = json.loads(arguments)
-    except (DecodeFailure, ValueError, RecursionError):
+    except (InvalidRequest, ValueError, RecursionError):
         return arguments
     code = value.get("code") if isinstance(value, dict) else None
     return code if isinstance(code, str) else arguments

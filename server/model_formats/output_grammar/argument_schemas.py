@@ -19,7 +19,6 @@ CUSTOM_PARAMETERS: Mapping[str, Any] = {
     "required": ["input"],
     "additionalProperties": False,
 }
-"""The schema of a custom tool's arguments: an object with the string `input`."""
 MAX_ALTERNATIVES = 16
 """Maximum alternatives of a schema, expanded to objects with properties of their own."""
 MAX_COUNT = 10_000

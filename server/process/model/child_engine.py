@@ -68,7 +68,8 @@ class ChildEngine(Worker):
 
     def __init__(self, config: Config, folder: Path, name: str) -> None:
         """Starts nothing. Raises ConfigError for words that cannot be read."""
-        port, key = _free_port(), secrets.token_urlsafe(32)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port, key = listener.getsockname()[1], secrets.token_urlsafe(32)
         self._program = config.engine
         self._command = engine_command(config, folder, name, port)
         variables = child_environment({_KEY_VARIABLES[config.engine]: key})
@@ -184,9 +185,3 @@ def start_engine(config: Config, say: Callable[[str], None]) -> ChildEngine | No
     child = ChildEngine(config, folder, config.model_name or name_of(folder))
     child.start_and_wait(say)
     return child
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import DryRunFileInfo, constants, errors, snapshot_download
+from huggingface_hub import constants, errors, snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars, tqdm
 
 from server.configuration.model_source import HubModel
@@ -65,7 +65,8 @@ def _fetch(
     try:
         all_files = snapshot_download(model.repository, revision=model.revision, dry_run=True)
         _check_names(model, [file.filename for file in all_files], with_weights=with_weights)
-        missing = _missing(snapshot_download(**patterns, dry_run=True))
+        files = snapshot_download(**patterns, dry_run=True)
+        missing = sum(file.file_size or 0 for file in files if file.will_download)
         _check_disk(model, missing)
         say(f"Downloading {model.repository}: {_megabytes(missing)} MB from {constants.ENDPOINT}.")
         if sys.stderr.isatty():
@@ -102,11 +103,6 @@ def _check_names(model: HubModel, names: Iterable[str], *, with_weights: bool) -
         f"{repository} has no weights in safetensors, which is what this engine reads; a repository that has "
         "them is named like it, or --engine vllm serves it (docs/engines.md)."
     )
-
-
-def _missing(files: Iterable[DryRunFileInfo]) -> int:
-    """Bytes that are still to be downloaded."""
-    return sum(file.file_size or 0 for file in files if file.will_download)
 
 
 def _check_disk(model: HubModel, missing: int) -> None:

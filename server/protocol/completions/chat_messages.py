@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec import UNSET
 
+from server.errors import InvalidRequest
 from server.protocol.completions.objects import CalledFunction, CalledTool, StoredMessage, ToolCall
-from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter
+from server.protocol.error_object import invalid_value, missing_parameter, unsupported_parameter
 from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,
@@ -63,28 +64,28 @@ _PART_FIELDS = {
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[InputItem]:
-    """The items of all messages. Raises DecodeFailure with the message's path."""
+    """The items of all messages. Raises InvalidRequest with the message's path."""
     return [
         item for index, message in enumerate(messages) for item in read_message(message, f"messages[{index}]")
     ]
 
 
 def read_message(message: dict[str, Any], path: str) -> list[InputItem]:
-    """The items of one message. Raises DecodeFailure with the path of the message's own field."""
+    """The items of one message. Raises InvalidRequest with the path of the message's own field."""
     return read_elements(_elements(message, path), path)
 
 
 def read_elements(elements: Iterable[MessageElement], path: str) -> list[InputItem]:
-    """The items of a message's elements. Raises DecodeFailure with the path of the message's own field."""
+    """The items of a message's elements. Raises InvalidRequest with the path of the message's own field."""
     items: list[InputItem] = []
     for element in elements:
         try:
             items += read_input([element.fields])
-        except DecodeFailure as failure:
+        except InvalidRequest as failure:
             inner = (failure.param or "").removeprefix("input[0]").removeprefix(".")
             param = f"{path}.{element.own_path(inner)}" if inner else path
             text = str(failure).replace(failure.param or "input[0]", param)
-            raise DecodeFailure(text, param, failure.code) from failure
+            raise InvalidRequest(text, param, failure.code) from failure
     return items
 
 
@@ -114,18 +115,14 @@ def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
     """The reasoning, refusal, text and tool calls of an assistant message."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise DecodeFailure("Expected an array of objects.", f"{path}.tool_calls", "invalid_type")
+        raise InvalidRequest("Expected an array of objects.", f"{path}.tool_calls", "invalid_type")
     if message.get("function_call") is not None:
-        raise DecodeFailure(
-            "This is the old form of a call: use tool_calls instead.",
-            f"{path}.function_call",
-            "unsupported_parameter",
+        raise unsupported_parameter(
+            "This is the old form of a call: use tool_calls instead.", f"{path}.function_call"
         )
     if message.get("audio") is not None:
-        raise DecodeFailure(
-            "Audio is not supported: send the transcript as the message's content.",
-            f"{path}.audio",
-            "unsupported_parameter",
+        raise unsupported_parameter(
+            "Audio is not supported: send the transcript as the message's content.", f"{path}.audio"
         )
     elements: list[MessageElement] = []
     source = "reasoning_content" if message.get("reasoning_content") else "reasoning"
@@ -157,7 +154,7 @@ def _call(call: dict[str, Any], message: str, path: str) -> MessageElement:
     if inner is None:
         raise missing_parameter(f"{message}.{path}.{kind}")
     if not isinstance(inner, dict):
-        raise DecodeFailure("Expected an object.", f"{message}.{path}.{kind}", "invalid_type")
+        raise InvalidRequest("Expected an object.", f"{message}.{path}.{kind}", "invalid_type")
     for name in ("name", argument):
         if inner.get(name) is None:
             raise missing_parameter(f"{message}.{path}.{kind}.{name}")
@@ -192,7 +189,7 @@ def _part(part: Any, text_type: str, path: str) -> Any:
         case {"type": "image_url" | "file" as kind}:
             if part.get(kind) is None:
                 raise missing_parameter(f"{path}.{kind}")
-            raise DecodeFailure(f"Expected an object (at {path}.{kind}).", f"{path}.{kind}", "invalid_type")
+            raise InvalidRequest(f"Expected an object (at {path}.{kind}).", f"{path}.{kind}", "invalid_type")
         case _:
             return part
 

@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from server.errors import InvalidRequest
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, missing_parameter, unsupported_value
+from server.protocol.error_object import missing_parameter, unsupported_value
 from server.protocol.input_files import FileError, file_content, is_pdf, storable_file_data
 from server.protocol.input_images import check_image, page_images
 from server.protocol.responses.items import (
@@ -61,7 +62,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
-    """The content parts, and after a PDF with a `detail` its pages as pictures. Raises DecodeFailure."""
+    """The content parts, and after a PDF with a `detail` its pages as pictures. Raises InvalidRequest."""
     read: list[ContentPart] = []
     for index, part in enumerate(parts):
         read += _read_part(part, f"{path}[{index}]")
@@ -82,7 +83,7 @@ def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
     image: _Image = convert(part, _Image, path)
     if not image.image_url and not image.file_id:
-        raise DecodeFailure(
+        raise InvalidRequest(
             f"Missing required parameter: '{path}.image_url'; an image has an image_url or a file_id.",
             f"{path}.image_url",
             "missing_required_parameter",
@@ -94,7 +95,7 @@ def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
     param: _OutputTextParam = convert(part, _OutputTextParam, path)
     annotations = param.annotations or []
     if is_nested_deeper(annotations, MAX_NESTING):
-        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
+        raise unsupported_value("Annotations are nested too deeply.", f"{path}.annotations")
     return OutputText(param.text, annotations)
 
 
@@ -114,7 +115,7 @@ def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
             pages = page_images(content, file.detail, path)
         data = storable_file_data(file.file_data, needs_text=not pages)
     except FileError as error:
-        raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
+        raise unsupported_value(str(error), f"{path}.file_data") from error
     return [InputFile(file.filename if file.filename is not None else UNSET, data), *pages]
 
 
@@ -145,9 +146,9 @@ def is_nested_deeper(value: object, levels: int) -> bool:
 
 
 def refuse_deep(element: dict[str, Any], path: str) -> None:
-    """Raises DecodeFailure for an item with values nested deeper than `MAX_NESTING`."""
+    """Raises InvalidRequest for an item with values nested deeper than `MAX_NESTING`."""
     if is_nested_deeper(element, MAX_NESTING):
-        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+        raise unsupported_value("The item is nested too deeply.", path)
 
 
 def abbreviated(value: object) -> str:

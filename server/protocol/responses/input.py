@@ -1,5 +1,5 @@
 """Decodes the `input` of a request into items: messages, calls, outputs, tools, settings, references. Pure.
-Foreign ids, unknown fields and unsupported types are accepted; a wrong value raises DecodeFailure.
+Foreign ids, unknown fields and unsupported types are accepted; a wrong value raises InvalidRequest.
 """
 
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.errors import InvalidRequest
 from server.protocol import ids
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, unsupported_value
+from server.protocol.error_object import unsupported_parameter, unsupported_value
 from server.protocol.responses import items as wire
 from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
 from server.protocol.responses.request import MAX_TOOLS, InputContentParam, TextFormat, ToolParam
@@ -167,7 +168,7 @@ class _NoFields(msgspec.Struct, kw_only=True):
 
 def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[InputItem]:
     """The items of `input`, or of the parameter `name`; a string is a user message. An item has the id that
-    was sent, if it is well-formed, else an empty one. Raises DecodeFailure with the path.
+    was sent, if it is well-formed, else an empty one. Raises InvalidRequest with the path.
     """
     if isinstance(value, str):
         return [wire.Message("", "completed", "user", [wire.InputText(value)])]
@@ -251,11 +252,10 @@ def _tools_of_item(declared: list[dict[str, Any]], path: str) -> list[dict[str, 
             continue
         read = supported[declared_name(tool)]
         if isinstance(read, McpTool) and (secret := read.secret_field):
-            raise DecodeFailure(
+            raise unsupported_parameter(
                 "Headers and queries for an MCP server are never stored, and this item is: declare the "
                 "server among the request's tools.",
                 f"{path}.tools[{index}].{secret}",
-                "unsupported_parameter",
             )
         tools.append(declaration(read))
     return tools
@@ -267,7 +267,7 @@ _OUTPUT_READER = _item_reader(_FunctionOutput, wire.FunctionCallOutput)
 def _read_function_output(element: dict[str, Any], path: str) -> wire.Item:
     if element.get("call_id") is None and element.get("name") is None:
         convert(element, _FunctionOutput, path)
-        raise DecodeFailure(
+        raise InvalidRequest(
             "An output needs the id of its call, or the name of the function that has written it.",
             f"{path}.call_id",
             "missing_required_parameter",
@@ -302,7 +302,7 @@ def _read_configuration_update(element: dict[str, Any], path: str) -> wire.Confi
     refuse_deep(element, path)
     param: _ConfigurationUpdate = convert(element, _ConfigurationUpdate, path)
     if param.reasoning is None and param.text is None:
-        raise DecodeFailure(
+        raise InvalidRequest(
             "A configuration_update has reasoning, text, or both.",
             f"{path}.reasoning",
             "missing_required_parameter",
@@ -310,7 +310,7 @@ def _read_configuration_update(element: dict[str, Any], path: str) -> wire.Confi
     text: dict[str, Any] | UnsetType = UNSET
     if param.text is not None:
         if param.text.format.type == "json_schema" and param.text.format.schema is None:
-            raise DecodeFailure(
+            raise InvalidRequest(
                 "A json_schema format needs a schema.",
                 f"{path}.text.format.schema",
                 "missing_required_parameter",

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from server.errors import InvalidRequest
 from server.protocol.decode import decode
-from server.protocol.error_object import DecodeFailure, invalid_value
+from server.protocol.error_object import invalid_value, unsupported_value
 from server.protocol.responses.input import ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
@@ -38,21 +39,21 @@ class Template(msgspec.Struct, frozen=True):
 
 
 def read_template(content: bytes) -> Template:
-    """Decodes a template from JSON. Raises DecodeFailure."""
+    """Decodes a template from JSON. Raises InvalidRequest."""
     prompt = decode(content, _Content)
     items: list[Item] = []
     for item in read_input(prompt.input) if prompt.input is not None else []:
         if not isinstance(item, Item):
             kind = "references to items" if isinstance(item, ItemReference) else "compaction triggers"
-            raise DecodeFailure(f"A prompt cannot hold {kind}.", "input", "unsupported_value")
+            raise unsupported_value(f"A prompt cannot hold {kind}.", "input")
         items.append(item)
     if not prompt.instructions and not items:
-        raise DecodeFailure("A prompt needs instructions, or input.", None, "invalid_value")
+        raise invalid_value("A prompt needs instructions, or input.", None)
     return Template(prompt.instructions, items)
 
 
 def fill(template: Template, variables: Mapping[str, Any]) -> Template:
-    """The template with its variables substituted. Raises DecodeFailure for a missing or wrong variable."""
+    """The template with its variables substituted. Raises InvalidRequest for a missing or wrong variable."""
     names = template.names
     if missing := sorted(names - set(variables)):
         raise _variable_failure(
@@ -71,8 +72,8 @@ def fill(template: Template, variables: Mapping[str, Any]) -> Template:
     )
 
 
-def _variable_failure(name: str, sentence: str, code: str) -> DecodeFailure:
-    return DecodeFailure(sentence, f"prompt.variables.{name[:64]}", code)
+def _variable_failure(name: str, sentence: str, code: str) -> InvalidRequest:
+    return InvalidRequest(sentence, f"prompt.variables.{name[:64]}", code)
 
 
 def _text_of(name: str, value: object) -> str:

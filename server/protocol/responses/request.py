@@ -67,7 +67,7 @@ def end_user(user: str | None, safety_identifier: str | None) -> str | None:
 
 
 def check_format_name(name: str | None, param: str) -> None:
-    """Raises DecodeFailure unless OpenAI's API accepts it as a JSON schema's name."""
+    """Raises InvalidRequest unless OpenAI's API accepts it as a JSON schema's name."""
     if name is None:
         raise missing_parameter(param)
     if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.errors import InvalidRequest
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure, invalid_value, missing_parameter, unsupported_value
+from server.protocol.error_object import invalid_value, missing_parameter, unsupported_value
 from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
 
@@ -233,12 +234,12 @@ def is_served(element: Mapping[str, Any]) -> bool:
 
 
 def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
-    """The supported tools of a request. Raises DecodeFailure for a supported one with a wrong field."""
+    """The supported tools of a request. Raises InvalidRequest for a supported one with a wrong field."""
     tools: list[Tool] = []
     for index, element in enumerate(declared or []):
         kind = element.get("type")
         if not isinstance(kind, str):
-            raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
+            raise InvalidRequest("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
         if not is_served(element):
             continue
         tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
@@ -250,7 +251,7 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
     seen: set[str] = set()
     for tool in tools:
         if tool.name in seen:
-            raise DecodeFailure(f"There are two tools called '{tool.name}'.", path, "invalid_value")
+            raise invalid_value(f"There are two tools called '{tool.name}'.", path)
         seen.add(tool.name)
 
 
@@ -292,7 +293,7 @@ def callable_names(tools: list[Tool]) -> set[str]:
 
 
 def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolChoice:
-    """The normalized `tool_choice`. Raises DecodeFailure if it names a tool that is not declared."""
+    """The normalized `tool_choice`. Raises InvalidRequest if it names a tool that is not declared."""
     match choice:
         case None | "auto":
             return ToolChoice()
@@ -349,7 +350,7 @@ def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolCh
             f"tool_choice names '{missing[0][:100]}', which is not among the tools.", "tool_choice"
         )
     if not known:
-        raise DecodeFailure("There are no tools to choose from.", "tool_choice", "invalid_value")
+        raise invalid_value("There are no tools to choose from.", "tool_choice")
     return ToolChoice("required", names)
 
 

@@ -195,7 +195,6 @@ def reserve(
 
 
 def has_reservation(connection: Connection, tenant: str, response: UUID) -> bool:
-    """Whether something is reserved for the response."""
     return connection.execute(_EXISTS, {"tenant": tenant, "response_id": response}).first() is not None
 
 

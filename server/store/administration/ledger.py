@@ -17,7 +17,7 @@ from server.store.administration import budget_standings, spend, usage_days
 from server.store.administration.model_prices import COST
 from server.store.content.deletion import ExpiredRange
 from server.store.tables import usage_ledger
-from server.store.timeout_connection import execute
+from server.store.timeout_connection import execute_later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def record_usage(connection: Connection, entries: Sequence[tuple[LedgerEntry, En
         }
         for usage, ending in entries
     ]
-    execute(connection, _METER, arrays.columns(columns))
+    execute_later(connection, _METER, arrays.columns(columns))
 
 
 _NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")

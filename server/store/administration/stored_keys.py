@@ -1,11 +1,11 @@
 """Stored keys: API keys (insert, validate, change, record use, revoke), and the seal key of all replicas."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, func, literal, or_, select, text, update
+from sqlalchemy import Connection, bindparam, func, literal, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.sql.expression import ColumnElement, Select
 from sqlalchemy.types import ARRAY, Text
@@ -13,14 +13,14 @@ from sqlalchemy.types import ARRAY, Text
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.protocol.list_pages import ALL_NEWEST_FIRST, PageRequest
 from server.store.administration import tenants
+from server.store.arrays import with_numbers
 from server.store.keyset_page import rows_after
 from server.store.tables import api_keys, key_requirement, seal_keys
+from server.store.timeout_connection import execute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyProperties:
-    """The properties of a key that an operator chooses."""
-
     name: str = ""
     priority_floor: int = 0
     """The most urgent priority that requests with this key may have."""
@@ -62,14 +62,14 @@ _VALID = _NOT_REVOKED & or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_
 _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
-_GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
+_NAMES = tuple(column.name for column in _KEYS.selected_columns)
+_GET_VALID = with_numbers(_KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID))
 KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
 """`key_required` as a statement for `Database.scalar`. A key that came by SQL or by a restore counts, too."""
 _SHARED = "shared"
 
 
-def _key(row: Row[Any]) -> StoredKey:
-    columns = row._mapping
+def _key(columns: Mapping[Any, Any]) -> StoredKey:
     return StoredKey(
         **{name: columns[name] for name in _ROW_FIELDS},
         properties=KeyProperties(
@@ -135,15 +135,15 @@ def any_valid(connection: Connection) -> bool:
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
     """The valid key with that public id, of any tenant; None if it is unknown, revoked or expired."""
-    row = connection.execute(_GET_VALID, {"key_id": key_id}).first()
-    return _key(row) if row else None
+    rows = execute(connection, _GET_VALID, {"key_id": key_id})
+    return _key(dict(zip(_NAMES, rows[0], strict=True))) if rows else None
 
 
 def get(connection: Connection, key_id: str, *, lock: bool = False) -> StoredKey | None:
     """The key with that public id; with `lock` its row is locked until the transaction ends."""
     query = _KEYS.where(api_keys.c.id == key_id)
     row = connection.execute(query.with_for_update(of=api_keys) if lock else query).first()
-    return _key(row) if row else None
+    return _key(row._mapping) if row else None
 
 
 _RECORD_USE = text("""
@@ -185,7 +185,7 @@ def list_page(
         query = query.where(_STATES[state])
     order, kind = (api_keys.c.created_at, api_keys.c.id), "a key"
     rows = rows_after(connection, query, order, asked, among=_KEYS, kind=kind)
-    return [_key(row) for row in rows]
+    return [_key(row._mapping) for row in rows]
 
 
 def _update(connection: Connection, key_id: str, *conditions: ColumnElement[bool], **values: object) -> int:

@@ -17,8 +17,6 @@ from server.store.tables import api_keys
 
 @dataclass(frozen=True, slots=True)
 class StoredTenant:
-    """A tenant's row."""
-
     tenant: str
     contact: str
     created_at: datetime
@@ -37,7 +35,6 @@ SETTINGS_COLUMNS = [
 
 
 def limit_values(limits: Limits) -> dict[str, Any]:
-    """The limits by column, of a tenant or a key."""
     return {name: getattr(limits, name) for name in _LIMITS}
 
 
@@ -112,7 +109,6 @@ def of_names(connection: Connection, names: Collection[str]) -> dict[str, Stored
 
 
 def set_settings(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> None:
-    """Replaces a tenant's settings."""
     connection.execute(update(TABLE).where(TABLE.c.tenant == tenant).values(**_values(contact, settings)))
 
 

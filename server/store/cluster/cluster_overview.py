@@ -95,8 +95,6 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedReplica:
-    """A row of the table of replicas."""
-
     id: UUID
     state: Any
     role: Any

@@ -8,6 +8,7 @@ transaction with data: one thread collects them, and sends and receives on its o
 """
 
 import logging
+import re
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ TURN_SECONDS = 0.05
 """The longest time for which hints to send are gathered, while none come."""
 _RETRY_SECONDS = 1.0
 _ID_DIGITS = 32
+_ID = re.compile(r"[0-9a-f]{32}")
 _IDS_PER_PAYLOAD = 7900 // _ID_DIGITS
 """A payload must be shorter than 8000 bytes."""
 
@@ -54,7 +56,7 @@ class Hints:
             self.queue = True
         else:
             names = [payload[at : at + _ID_DIGITS] for at in range(0, len(payload), _ID_DIGITS)]
-            self.cancels.update(UUID(hex=name) for name in names if _is_hex(name))
+            self.cancels.update(UUID(hex=name) for name in names if _ID.fullmatch(name))
 
     def to_notifications(self) -> list[tuple[str, str]]:
         """The hints as pairs of channel and payload."""
@@ -64,10 +66,6 @@ class Hints:
         ]
         notifications = [(CANCEL, payload) for payload in payloads]
         return [*notifications, (QUEUE, "")] if self.queue else notifications
-
-
-def _is_hex(name: str) -> bool:
-    return len(name) == _ID_DIGITS and all(digit in "0123456789abcdef" for digit in name)
 
 
 def listen(connection: Connection) -> None:
@@ -162,7 +160,11 @@ class Notifier(Worker):
             with self._lock:
                 pending, self._pending = self._pending, Hints()
             if pending:
-                self._send(connection, pending)
+                try:
+                    notify(connection, pending.to_notifications())
+                except DatabaseError:
+                    self._add(pending)
+                    raise
                 received.add(receive(connection))
         except DatabaseError as error:
             if not self._failed:
@@ -176,13 +178,6 @@ class Notifier(Worker):
             self._listener.on_queue_hint()
         if received.cancels:
             self._listener.on_cancel_hint(received.cancels)
-
-    def _send(self, connection: Connection, hints: Hints) -> None:
-        try:
-            notify(connection, hints.to_notifications())
-        except DatabaseError:
-            self._add(hints)
-            raise
 
     def _connect(self) -> Connection:
         if self._connection is None:

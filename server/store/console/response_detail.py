@@ -224,8 +224,6 @@ MAX_ROWS: Final = 200_000
 
 
 class LogPage(NamedTuple):
-    """Consecutive rows of a log."""
-
     rows: list[LogRow]
     end: int
     """The sequence number after the last event that was committed."""

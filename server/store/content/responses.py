@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
+from sqlalchemy import Connection, Row, TextClause, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.events import Event
@@ -22,7 +22,8 @@ from server.protocol.responses.response import (
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY, adding
-from server.store.content.stored_items import INPUT
+from server.store.content.stored_items import INPUT, OUTPUT
+from server.store.database import Database
 from server.store.database_errors import OwnershipLost
 from server.store.keyset_page import distinct
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
@@ -78,13 +79,33 @@ STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_field
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted or expired."""
-    row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
-    return stored_response(row) if row else None
+    rows = execute(connection, _GET, {"tenant": tenant, "id": response_id})
+    return StoredResponse(**dict(zip(_FIELDS, rows[0], strict=True))) if rows else None
 
 
-_GET = select(*STORED_COLUMNS).where(
-    responses.c.tenant == bindparam("of_tenant"), responses.c.id == bindparam("of_id"), READABLE
+_FIELDS = tuple(StoredResponse.__dataclass_fields__)
+_GET = arrays.with_numbers(
+    text(f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}")
 )
+
+
+def find_with_output(
+    database: Database, tenant: str, response_id: UUID
+) -> tuple[StoredResponse, list[str]] | None:
+    """A response as of `get`, with the JSON of its output items in order, of one moment."""
+    rows = database.rows(_GET_WITH_OUTPUT, (tenant, response_id))
+    if not rows:
+        return None
+    ((*columns, output),) = rows
+    return StoredResponse(**dict(zip(_FIELDS, columns, strict=True))), output
+
+
+_GET_WITH_OUTPUT = f"""
+    select {", ".join(_FIELDS)}, array(
+        select cast(payload as text) from items i
+        where i.tenant = responses.tenant and i.response_id = responses.id and i.side = {OUTPUT} order by idx)
+    from responses where tenant = $1 and id = $2 and {READABLE}
+"""
 
 
 def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:

@@ -14,7 +14,7 @@ from server.store.arrays import literal, with_numbers
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, adding
 from server.store.tables import READABLE, items, responses
-from server.store.timeout_connection import execute
+from server.store.timeout_connection import execute_later
 
 INPUT: Final = 0
 OUTPUT: Final = 1
@@ -43,7 +43,7 @@ def insert_items_of(
             "responses": literal(responses_),
             "indexes": literal(indexes),
         }
-        execute(connection, _INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
+        execute_later(connection, _INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
 
 
 def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:

@@ -77,12 +77,10 @@ def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
 
 
 def unfinished_of(connection: Connection, tenant: str, ids: Sequence[UUID]) -> list[UUID]:
-    """The responses among `ids` that have not ended."""
     return list(connection.scalars(_UNFINISHED_OF, {"tenant": tenant, "ids": list(ids)}))
 
 
 def with_later_ones(connection: Connection, tenant: str, ids: Sequence[UUID]) -> set[UUID]:
-    """The responses, and all that go on from them."""
     return set(connection.scalars(_LATER, {"tenant": tenant, "ids": list(ids)}))
 
 
@@ -173,7 +171,6 @@ def tables_of_responses() -> list[str]:
 
 
 def remove_of_responses(connection: Connection, table: str, tenant: str, ids: Collection[UUID]) -> int:
-    """Removes the rows of these responses from a table that has a column `response_id`."""
     statement = text(f"delete from {table} where {_THEIRS}")
     return connection.execute(statement, {"tenant": tenant, "ids": list(ids)}).rowcount
 

@@ -46,7 +46,6 @@ def create_index(
 
 
 def partition_index_name(name: str, partition: str) -> str:
-    """The name of a partition's index. Pure."""
     bare = partition.rpartition(".")[2].strip('"')
     return f"{bare}_{name}"[:MAX_NAME] if len(bare) + len(name) < MAX_NAME else f"{name[:30]}_{bare[-32:]}"
 

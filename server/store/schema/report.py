@@ -72,7 +72,6 @@ def living_replicas(connection: Connection) -> list[LivingReplica]:
 
 
 def needing(replicas: Sequence[LivingReplica], migration: Migration) -> list[LivingReplica]:
-    """The replicas whose releases need that migration. Pure."""
     return [replica for replica in replicas if replica.revision >= migration.revision]
 
 

@@ -41,8 +41,6 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema."""
-
     revision: str
     previous: str | None
     kind: str
@@ -74,7 +72,6 @@ def upgrade_sql(start: str | None, end: str = "head") -> str:
 
 
 def newest_revision() -> str:
-    """The revision of this release's schema."""
     return _scripts().get_current_head() or ""
 
 
@@ -95,7 +92,6 @@ def schema_state(url: str) -> SchemaState:
 
 
 def state_of(connection: Connection) -> SchemaState:
-    """`schema_state` on an open connection."""
     known = [migration.revision for migration in migrations()]
     found = current_revision(connection)
     return compare(found, known, newest_revision(), read_recorded(connection))

@@ -15,8 +15,6 @@ from server.store.tables import webhook_endpoints
 
 @dataclass(frozen=True, slots=True)
 class EndpointProperties:
-    """The properties of an endpoint that its owner or an operator chooses."""
-
     name: str = ""
     url: str = ""
     event_types: frozenset[str] = frozenset()
@@ -92,7 +90,6 @@ def list_page(connection: Connection, tenant: str | None, asked: PageRequest = A
 
 
 def set_properties(connection: Connection, endpoint: UUID, properties: EndpointProperties) -> None:
-    """Replaces what is chosen of an endpoint."""
     _update(connection, endpoint, **_values(properties))
 
 

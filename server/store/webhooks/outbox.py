@@ -19,7 +19,7 @@ from server.store import arrays
 from server.store.content.responses import ResponseKey
 from server.store.keyset_page import distinct, rows_after
 from server.store.tables import webhook_deliveries
-from server.store.timeout_connection import execute
+from server.store.timeout_connection import execute_later
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""
@@ -43,18 +43,16 @@ _ENQUEUE = arrays.with_numbers(
            clock_timestamp() + interval '{RETRIED_FOR.days} days'
     from ended e join webhook_endpoints w on w.tenant = e.tenant
     where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
-    returning endpoint_id
 """)
 )
 
 
-def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
-    """Adds deliveries of the ends of these responses, in the transaction that ends them; returns how many.
-    Responses that are not stored, deleted, or choices of chat completions have none.
+def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> None:
+    """Adds deliveries of the ends of these responses, in the transaction that ends them. Responses that are
+    not stored, deleted, or choices of chat completions have none.
     """
-    if not ended:
-        return 0
-    return len(execute(connection, _ENQUEUE, arrays.fields(ResponseKey, ended)))
+    if ended:
+        execute_later(connection, _ENQUEUE, arrays.fields(ResponseKey, ended))
 
 
 class Claimed(NamedTuple):
@@ -238,8 +236,6 @@ DeliveryState = Literal["pending", "delivered", "given_up"]
 
 @dataclass(frozen=True, slots=True)
 class StoredDelivery:
-    """A delivery's row."""
-
     tenant: str
     id: UUID
     endpoint_id: UUID

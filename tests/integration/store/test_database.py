@@ -14,7 +14,7 @@ from server.store import arrays
 from server.store import database as database_module
 from server.store.database import Connection, Database, clock, commit_synchronously
 from server.store.database_errors import AlreadyThere, DatabaseError
-from server.store.timeout_connection import psycopg_connection
+from server.store.timeout_connection import execute, execute_later, psycopg_connection
 
 
 @pytest.fixture
@@ -180,6 +180,15 @@ def test_a_statement_alone_is_prepared_again_where_the_server_has_forgotten_it(d
     assert database.scalar("select pg_backend_pid()") == backend
 
 
+def test_a_statement_alone_is_prepared_again_after_a_change_of_its_table(database: Database) -> None:
+    with database.begin() as connection:
+        connection.exec_driver_sql("create table made (value) as select 1")
+    assert database.rows("select * from made") == [(1,)]
+    with database.begin() as connection:
+        connection.exec_driver_sql("alter table made alter value type text")
+    assert database.rows("select * from made") == [("1",)]
+
+
 def test_a_statement_alone_is_repeated_on_another_connection_where_its_own_is_lost(
     database: Database, database_url: str
 ) -> None:
@@ -228,6 +237,63 @@ def test_a_statement_that_cannot_be_prepared_leaves_its_connection_usable(databa
         with pytest.raises(DatabaseError, match="nowhere"):
             database.scalar("select 1 from nowhere")
     assert database.scalar("select pg_backend_pid()") == backend
+
+
+MAKE = ("insert into made values ($1::int)", ("value",))
+
+
+@pytest.fixture(params=[False, True])
+def made(database_url: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database with a table of numbers, each at most once, also through a pooler."""
+    with closing(Database(database_url, pool_size=1, pooled=request.param)) as opened:
+        with opened.begin() as connection:
+            connection.exec_driver_sql("create table made (value int primary key)")
+        yield opened
+
+
+def make(database: Database, *values: int, last: bool = False) -> None:
+    """Inserts the values in one transaction, all but the last one later, and that too without `last`."""
+    with database.begin() as connection:
+        for value in values[: -1 if last else None]:
+            execute_later(connection, MAKE, {"value": value})
+        if last:
+            execute(connection, MAKE, {"value": values[-1]})
+
+
+def test_statements_that_are_sent_later_are_executed_in_their_order_and_with_the_commit(
+    made: Database,
+) -> None:
+    for first in (0, 10):
+        with made.begin() as connection:
+            for value in (first, first + 1, first + 2):
+                execute_later(connection, MAKE, {"value": value})
+            assert connection.exec_driver_sql("select max(value) from made").scalar_one() == first + 2
+            execute_later(connection, MAKE, {"value": first + 3})
+            execute(connection, ("delete from made where value = $1", ("value",)), {"value": first + 3})
+            commit_synchronously(connection)
+            execute_later(connection, MAKE, {"value": first + 4})
+    assert made.scalar("select array_agg(value order by value) from made") == [0, 1, 2, 4, 10, 11, 12, 14]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("values", [(7, 7), (7, 1, 7), (7, 7, 1)])
+def test_a_statement_that_is_sent_later_and_fails_undoes_its_transaction_and_leaves_the_connection_usable(
+    made: Database, values: tuple[int, ...], last: bool
+) -> None:
+    backend = made.scalar("select pg_backend_pid()")
+    for _ in range(2):
+        with pytest.raises(AlreadyThere):
+            make(made, *values, last=last)
+    assert made.scalar("select count(*) from made") == 0
+    assert made.scalar("select pg_backend_pid()") == backend
+
+
+def test_what_was_to_be_sent_later_is_dropped_with_its_transaction(made: Database) -> None:
+    with made.begin() as connection:
+        execute(connection, MAKE, {"value": 1})
+        execute_later(connection, MAKE, {"value": 2})
+        connection.rollback()
+    assert made.scalar("select count(*) from made") == 0
 
 
 def test_strings_of_an_array_arrive_as_they_are(database: Database) -> None:

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from server import errors
-from server.errors import ApiError
+from server.errors import ApiError, InvalidRequest
 from server.http.json_responses import on_error, to_api_error
-from server.protocol.error_object import DecodeFailure
 
 
 def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:
@@ -62,7 +61,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     ),
     (errors.ModelFailed("No."), 500, "server_error"),
     (errors.InternalError(), 500, "internal_error"),
-    (DecodeFailure("No.", "input[0]", "invalid_type"), 400, "invalid_type"),
+    (InvalidRequest("No.", "input[0]", "invalid_type"), 400, "invalid_type"),
     (OperationalError("select secret", {}, Exception("10.0.0.7")), 503, "overloaded"),
     (PoolTimeout("secret"), 503, "overloaded"),
     (HTTPException(404), 404, "not_found"),
@@ -136,7 +135,7 @@ def test_a_caller_without_a_key_is_told_how_to_send_one() -> None:
 
 
 def test_a_decode_failure_keeps_its_path() -> None:
-    told = to_api_error(DecodeFailure("No.", "input[0]", "invalid_type"))
+    told = to_api_error(InvalidRequest("No.", "input[0]", "invalid_type"))
     assert (told.param, str(told)) == ("input[0]", "No.")
 
 

@@ -7,6 +7,7 @@ import pytest
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.runner.load_runner import load_runner
 from engine.runner.model_runner import ModelRunner
 from tests.support.engines import tiny_model
 
@@ -19,7 +20,7 @@ def loaded(folder: Path | None = None, **settings: Any) -> tuple[str, list[str]]
     config = EngineConfig(
         model=tiny_model(), device="cpu", torch_threads=1, kv_blocks=8, passed_checks=folder, **settings
     )
-    runner, _ = ModelRunner.load(config, said.append)
+    runner, _ = load_runner(config, said.append)
     runner.close()
     return runner.model.way.kind, said
 

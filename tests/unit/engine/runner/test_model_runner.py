@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.executor import OutOfMemory
 from engine.request import Failed, StructuredOutput, Tokens
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load_runner import load_runner
 from engine.runner.torch_errors import translate_errors
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
@@ -195,7 +195,7 @@ def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
 
 def test_what_every_grammar_needs_is_made_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model=demo_model_folder(), device="cpu", torch_threads=1)
-    executor, _limits = ModelRunner.load(config, lambda _line: None)
+    executor, _limits = load_runner(config, lambda _line: None)
     assert executor.grammars is not None
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # which would keep every thread waiting
     try:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig, ModelRefused
+from engine.runner.load_runner import load_runner
 from engine.runner.model_runner import ModelRunner, RunningForward
 from engine.runner.pipelining_check import find_pipelining_fault
 from engine.scheduling.scheduler import SchedulerOutput
@@ -19,7 +20,7 @@ def load(**settings: Any) -> ModelRunner:
     config = EngineConfig(
         model=tiny_model(), **{"device": "cpu", "torch_threads": 1, "kv_blocks": 64, **settings}
     )
-    return ModelRunner.load(config, lambda _line: None)[0]
+    return load_runner(config, lambda _line: None)[0]
 
 
 @pytest.mark.parametrize("decode", ["eager", "static"])

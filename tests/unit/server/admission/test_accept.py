@@ -7,7 +7,6 @@ from server.admission.accept import lifetime
 from server.admission.request_validation import refuse_unsupported
 from server.errors import InvalidRequest
 from server.protocol.decode import decode
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 
 TEN_YEARS = 10 * 365 * 24 * 3600
@@ -47,7 +46,7 @@ def test_what_the_request_says_wins_over_the_setting(days: int) -> None:
     ],
 )
 def test_an_expiry_that_is_none_is_refused_by_its_path(given: object, param: str) -> None:
-    with pytest.raises(DecodeFailure) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         read(expires_after=given)
     assert refused.value.param == param
 

@@ -1,12 +1,7 @@
 import pytest
 
-from server.configuration.token_settings import (
-    DEFAULT_SCOPE_VALUES,
-    TokenSettings,
-    check_issuer,
-    is_safe_url,
-    read_scope_values,
-)
+from server.configuration.setting_groups import DEFAULT_SCOPE_VALUES, Settings
+from server.configuration.token_settings import check_issuer, is_safe_url, read_scope_values
 from server.errors import ConfigError
 
 
@@ -43,7 +38,7 @@ def test_values_that_give_no_scope_are_refused(text: str) -> None:
 )
 def test_issuer_whose_keys_arrive_unchanged_is_taken(url: str) -> None:
     assert is_safe_url(url)
-    check_issuer(TokenSettings(oidc_issuer=url, oidc_audience="a"))
+    check_issuer(Settings(oidc_issuer=url, oidc_audience="a"))
 
 
 @pytest.mark.parametrize(
@@ -68,4 +63,4 @@ def test_issuer_whose_keys_arrive_unchanged_is_taken(url: str) -> None:
 def test_issuer_whose_keys_could_be_replaced_is_refused(url: str) -> None:
     assert not is_safe_url(url)
     with pytest.raises(ConfigError, match="must be an https URL"):
-        check_issuer(TokenSettings(oidc_issuer=url, oidc_audience="a"))
+        check_issuer(Settings(oidc_issuer=url, oidc_audience="a"))

@@ -11,7 +11,6 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.outbound_http.allowed_addresses import read_allowed
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import ignored_types
 
@@ -21,7 +20,7 @@ CALLER = Caller("alice", "k1")
 def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
     tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "function"}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
-    with pytest.raises(DecodeFailure) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         discover_tools(
             McpServers(RegisteredServers({"python": "http://127.0.0.1:1/mcp"}), 1), CALLER, request, []
         )

@@ -10,6 +10,7 @@ from PIL import Image
 
 from engine.request import ImageText, RequestRefused
 from engine.scripted_engine import ScriptedEngine
+from server.errors import InvalidRequest
 from server.input_images.image_reader import (
     MAX_FILE_BYTES,
     MAX_PDF_PAGES,
@@ -20,7 +21,6 @@ from server.input_images.image_reader import (
 from server.input_images.image_worker import normalised
 from server.outbound_http.allowed_addresses import read_allowed
 from server.protocol import bounded_process, input_images
-from server.protocol.error_object import DecodeFailure
 from server.protocol.input_files import file_text
 from server.protocol.input_images import ImageError, data_url_bytes
 from server.protocol.responses.content_parts import read_parts
@@ -160,7 +160,7 @@ def checked(part: dict[str, object], reader: ImageReader | None) -> object:
 def test_a_picture_that_cannot_be_used_is_refused_with_its_path(
     part: dict[str, object], where: str, code: str
 ) -> None:
-    with pytest.raises(DecodeFailure) as failure:
+    with pytest.raises(InvalidRequest) as failure:
         checked(part, ImageReader(PIXELS))
     assert failure.value.param == f"input[0].content[0].{where}"
     assert failure.value.code == code
@@ -218,7 +218,7 @@ def test_a_scanned_pdf_has_its_pages_alone() -> None:
     assert isinstance(file, InputFile)
     assert file_text(str(file.file_data)) == ""
     assert isinstance(page, InputImage)
-    with pytest.raises(DecodeFailure, match="no text in it"):
+    with pytest.raises(InvalidRequest, match="no text in it"):
         file_parts(scanned, None, ImageReader(PIXELS))
 
 
@@ -230,7 +230,7 @@ def test_a_scanned_pdf_has_its_pages_alone() -> None:
     ],
 )
 def test_pages_that_cannot_be_drawn_are_refused_with_the_path_of_the_file(pdf: bytes, message: str) -> None:
-    with pytest.raises(DecodeFailure, match=message) as failure:
+    with pytest.raises(InvalidRequest, match=message) as failure:
         file_parts(pdf, "high", ImageReader(PIXELS))
     assert failure.value.param == "input[0].content[0].file_data"
 
@@ -274,6 +274,6 @@ def test_a_picture_is_fetched_from_an_allowed_host_and_kept_beside_its_url(web: 
 def test_a_picture_that_may_not_or_cannot_be_fetched_is_refused_with_its_path(
     web: WebServer, path: str, hosts: str, message: str
 ) -> None:
-    with pytest.raises(DecodeFailure, match=message) as failure:
+    with pytest.raises(InvalidRequest, match=message) as failure:
         fetched(web, path, hosts)
     assert failure.value.param == "input[0].content[0].image_url"

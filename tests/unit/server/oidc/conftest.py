@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.configuration.token_settings import DEFAULT_SCOPE_VALUES, read_scope_values
+from server.configuration.setting_groups import DEFAULT_SCOPE_VALUES
+from server.configuration.token_settings import read_scope_values
 from server.errors import NotReady
 from server.http.asgi.endpoint import MAX_ATTEMPTS
 from server.oidc.access_tokens import AccessTokens, TokenIdentity, TokenRules

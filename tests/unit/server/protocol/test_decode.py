@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.errors import InvalidRequest
 from server.protocol import decode as decode_module
 from server.protocol.decode import convert, convert_to, decode, decode_as
-from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import read_input
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import examples, read_items
@@ -30,18 +30,18 @@ json_values = st.recursive(
 )
 
 
-def attempt(data: bytes) -> DecodeFailure | None:
+def attempt(data: bytes) -> InvalidRequest | None:
     """Reads a whole request; the failure if it is refused. Any other exception is the test's."""
     try:
         read_items(decode(data, CreateResponse).input)
-    except DecodeFailure as failure:
+    except InvalidRequest as failure:
         return failure
     return None
 
 
-def refuse(body: bytes | dict[str, Any]) -> DecodeFailure:
+def refuse(body: bytes | dict[str, Any]) -> InvalidRequest:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read_items(decode(data, CreateResponse).input)
     return caught.value
 
@@ -220,13 +220,13 @@ def test_the_last_of_two_equal_keys_counts() -> None:
 
 
 def test_a_path_inside_a_converted_value_begins_with_its_name() -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         convert({"a": [1, "x"]}, dict[str, list[int]], "outer")
     assert caught.value.param == "outer[...][1]"
 
 
 def test_an_unsupported_type_of_any_length_is_refused_in_a_short_sentence() -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read_input([{"type": "x" * 10_000}])
     assert len(str(caught.value)) < 300
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from server.errors import InvalidRequest
 from server.protocol.decode import (
     MAX_DECIMALS,
     MAX_DIGITS,
@@ -13,13 +14,12 @@ from server.protocol.decode import (
     check_size,
     decode,
 )
-from server.protocol.error_object import DecodeFailure
 
 PADDING = b" " * (MAX_STRINGS + 1)
 
 
 def code_of(data: bytes) -> str | None:
-    with pytest.raises(DecodeFailure) as raised:
+    with pytest.raises(InvalidRequest) as raised:
         decode(data, dict[str, Any])
     return raised.value.code
 
@@ -88,7 +88,7 @@ def test_words_are_no_numbers_with_an_exponent() -> None:
 def test_tokens_may_be_more_than_other_values() -> None:
     data = json.dumps({"a": [200_000] * MAX_VALUES}).encode()
     assert len(decode(data, dict[str, Any], MAX_TOKEN_VALUES)["a"]) == MAX_VALUES
-    with pytest.raises(DecodeFailure):
+    with pytest.raises(InvalidRequest):
         decode(json.dumps([1] * (MAX_TOKEN_VALUES + 2)).encode(), list[int], MAX_TOKEN_VALUES)
 
 
@@ -96,5 +96,5 @@ def test_tokens_may_be_more_than_other_values() -> None:
 def test_a_document_is_cut_within_no_escape(shift: int) -> None:
     text = "x" * (PIECE_BYTES - shift) + '\\"\\\\"' * 10 + "{" * MANY
     check_size(json.dumps([text, text]).encode())
-    with pytest.raises(DecodeFailure):
+    with pytest.raises(InvalidRequest):
         check_size(json.dumps([text, text]).encode() + b"," + b"{" * MANY)

@@ -11,14 +11,13 @@ from urllib.parse import unquote_to_bytes
 import pypdf
 import pytest
 
-from server.http.json_responses import to_api_error
+from server.errors import Overloaded, TooManyRequests
 from server.protocol import bounded_process
 from server.protocol import input_files as pdf
 from server.protocol.input_files import (
     MAX_FILE_TEXT,
     MAX_PAGES,
     MAX_PDF,
-    ExtractionBusy,
     FileError,
     file_content,
     file_text,
@@ -137,7 +136,7 @@ def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(workers: Workers
             threads.submit(read_for, f"tenant {number}", "Now") for number in range(pdf.MAX_CONCURRENT)
         ]
         eventually(lambda: len(workers.begun) == pdf.MAX_CONCURRENT)
-        with pytest.raises(ExtractionBusy, match="Too many"):
+        with pytest.raises(Overloaded, match="Too many"):
             read_for("another", "Later")
         workers.go_on.set()
         assert [each.result(PATIENCE_S) for each in reading] == ["read"] * pdf.MAX_CONCURRENT
@@ -150,9 +149,9 @@ def test_tenant_whose_pdf_is_read_waits_and_another_does_not(workers: Workers) -
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(read_for, "busy", "Being read")
         eventually(lambda: workers.begun)
-        with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
+        with pytest.raises(TooManyRequests, match="Your other PDFs") as refused:
             read_for("busy", "Mine")
-        assert to_api_error(refused.value).status == 429
+        assert refused.value.limit == "files being read"
         other = threads.submit(read_for, "other", "Theirs")
         eventually(lambda: len(workers.begun) == 2)
         workers.go_on.set()
@@ -178,7 +177,7 @@ def test_pdfs_that_are_sent_together_are_all_read() -> None:
 def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as busy:
         busy.setattr(bounded_process, "WALL_SECONDS", 0.0)
-        with pytest.raises(ExtractionBusy, match="too busy"):
+        with pytest.raises(Overloaded, match="too busy"):
             pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT)
     assert pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT) == "Again"
 

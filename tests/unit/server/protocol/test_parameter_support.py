@@ -9,9 +9,9 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from server.errors import InvalidRequest
 from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.decode import check_names
-from server.protocol.error_object import DecodeFailure
 from server.protocol.parameter_support import ELSEWHERE, TABLES, Endpoint
 from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM
@@ -39,11 +39,11 @@ SDK: dict[Endpoint, tuple[Any, ...]] = {
 }
 
 
-def refused(endpoint: Endpoint, **given: object) -> DecodeFailure | None:
+def refused(endpoint: Endpoint, **given: object) -> InvalidRequest | None:
     raw = msgspec.json.decode(json.dumps(given), type=dict[str, msgspec.Raw])
     try:
         check_names(endpoint, raw)
-    except DecodeFailure as failure:
+    except InvalidRequest as failure:
         return failure
     return None
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.error_object import DecodeFailure
+from server.errors import InvalidRequest
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
 from server.request_input.previous_messages import read_previous
 
@@ -84,6 +84,6 @@ def test_outputs_belong_to_calls_of_their_function_in_order() -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_path(message: dict[str, Any], param: str) -> None:
-    with pytest.raises(DecodeFailure) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         read_previous([message])
     assert refused.value.param == param

@@ -16,7 +16,6 @@ from server.http.asgi.endpoint import AuthenticatedEndpoint, EndpointContext, Pu
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from server.limits.shared_limit import SharedLimit
-from server.protocol.error_object import DecodeFailure
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
 
@@ -214,7 +213,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered() -> None
     ("error", "status", "code"),
     [
         (InvalidRequest("No.", param="p", code="c"), 400, "c"),
-        (DecodeFailure("No.", "p", "c"), 400, "c"),
+        (InvalidRequest("No.", "p", "c"), 400, "c"),
         (RuntimeError("secret at 0x7f"), 500, "internal_error"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.error_object import DecodeFailure
+from server.errors import InvalidRequest
 from server.protocol.input_files import MAX_FILE_TEXT
 from server.protocol.responses.items import (
     IMAGE_UNSEEN,
@@ -111,26 +111,26 @@ def test_any_subset_of_a_reasoning_item_is_read() -> None:
 
 @pytest.mark.parametrize("kind", ["image", "", None, 7, [], {}])
 def test_an_unsupported_item_is_refused_by_its_path(kind: object) -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read({"role": "user", "content": "fine"}, {"type": kind})
     assert (caught.value.param, caught.value.code) == ("input[1].type", "unsupported_value")
 
 
 @pytest.mark.parametrize("kind", ["input_audio", "", None, 7, [], {}])
 def test_an_unsupported_part_is_refused_by_its_path(kind: object) -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read({"role": "user", "content": [{"type": "input_text", "text": ""}, {"type": kind}]})
     assert (caught.value.param, caught.value.code) == ("input[0].content[1].type", "unsupported_value")
 
 
 def test_a_part_without_a_type_is_refused() -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read({"role": "user", "content": [{"text": "a"}]})
     assert caught.value.param == "input[0].content[0].type"
 
 
 def test_a_text_over_the_limit_is_refused_by_its_path() -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read({"role": "user", "content": [{"type": "input_text", "text": "a" * (MAX_TEXT + 1)}]})
     assert caught.value.param == "input[0].content[0].text"
 
@@ -190,7 +190,7 @@ def test_a_text_file_is_read_into_the_prompt(text: str) -> None:
     ],
 )
 def test_a_file_that_is_no_text_is_refused_by_its_path(part: dict[str, str], where: str) -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read({"role": "user", "content": [{"type": "input_file", **part}]})
     assert caught.value.param == f"input[0].content[0].{where}"
 

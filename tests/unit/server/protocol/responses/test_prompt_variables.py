@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.error_object import DecodeFailure
+from server.errors import InvalidRequest
 from server.protocol.responses.items import MAX_TEXT, Message
 from server.protocol.responses.prompt_variables import Template, fill, read_template
 from tests.support.builders import examples
@@ -66,7 +66,7 @@ def test_input_of_a_template_may_be_a_string() -> None:
     ],
 )
 def test_wrong_variable_is_refused_by_name(variables: dict[str, Any], param: str, code: str) -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         fill(make(instructions="{{a}}{{a}}{{a}}"), variables)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert len(str(caught.value)) < 200
@@ -87,5 +87,5 @@ def test_wrong_variable_is_refused_by_name(variables: dict[str, Any], param: str
     ],
 )
 def test_wrong_template_is_refused(content: object) -> None:
-    with pytest.raises(DecodeFailure):
+    with pytest.raises(InvalidRequest):
         read_template(msgspec.json.encode(content))

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.error_object import DecodeFailure
+from server.errors import InvalidRequest
 from server.protocol.responses.tools import ToolChoice, callable_names, echo, read_choice, read_tools
 
 F: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -60,12 +60,12 @@ def test_every_form_of_the_choice_is_read(given: Any, choice: ToolChoice) -> Non
     ["any", 3, {}, {"type": "function"}, {"type": "function", "name": "x"}, {"type": "web_search"}, []],
 )
 def test_a_choice_of_what_is_not_there_is_refused(given: Any) -> None:
-    with pytest.raises(DecodeFailure) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         read_choice(given, read_tools([F]))
     assert (caught.value.param or "").startswith("tool_choice")
 
 
 def test_a_choice_is_required_only_where_there_are_tools() -> None:
-    with pytest.raises(DecodeFailure):
+    with pytest.raises(InvalidRequest):
         read_choice("required", read_tools(HOSTED))
     assert read_choice("auto", []) == ToolChoice()
