@@ -11,20 +11,20 @@ transaction, so that no lock outlives its owner.
 import re
 import select
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
@@ -77,6 +77,15 @@ _NOT_READY = 0
 """psycopg's Ready value for a wait that timed out."""
 
 
+class _Statement(NamedTuple):
+    """A statement as libpq takes it: values as texts or bytes, the oids of their types, their formats."""
+
+    query: bytes
+    parameters: Sequence[Buffer | None]
+    types: Sequence[int]
+    formats: Sequence[Format]
+
+
 class TimeoutConnection(psycopg.Connection[Any]):
     """A connection that is closed, with OperationalError, when a result takes over `timeout_seconds`."""
 
@@ -87,12 +96,14 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._statements: dict[tuple[str, Sequence[int]], bytes] = {}
+        self._statements: dict[tuple[bytes, Sequence[int]], bytes] = {}
         """The names of the statements that `run` has prepared, by text and types of values."""
         self._numbers = count()
-        self._later: list[tuple[str, Sequence[object]]] = []
-        """Statements of this transaction, with their values, that wait for the next one."""
+        self._later: list[_Statement] = []
+        """Statements of this transaction that wait for the next one."""
         self._adapter = Transformer(self)
+        self._awaited = 1
+        """How many statements are answered together, as a pipeline's are; each has the timeout."""
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -107,22 +118,25 @@ class TimeoutConnection(psycopg.Connection[Any]):
         It begins a transaction where there is none, unless `begins` is false. It is prepared, if it has
         values or `prepare` says so, where sessions of Postgres are one's own.
         """
+        statement = self._encode(query, values)
         begin = self._begin() if begins else b""
         later, self._later = self._later, []
         if values or prepare:
             if begin:
                 self.pgconn.send_query(begin)
                 self._answer()
-            result = self._together([*later, (query, values)])
+            result = self._together([*later, statement])
         else:
-            if any(values for _, values in later):
+            if any(earlier.parameters for earlier in later):
                 self._together(later)
                 later = []
-            texts = [*(text.encode() for text, _ in later), query.encode()]
+            texts = [*(earlier.query for earlier in later), statement.query]
             self.pgconn.send_query(b"; ".join([begin, *texts] if begin else texts))
             result = self._answer()
         self._adapter.set_pgresult(result)
-        return self._adapter.load_rows(0, result.ntuples, tuple)
+        rows = self._adapter.load_rows(0, result.ntuples, tuple)
+        self._adapter.set_pgresult(None)  # its memory is not kept until the next statement
+        return rows
 
     def _begin(self) -> bytes:
         """The command with which a transaction has to begin; empty in one, and in autocommit mode."""
@@ -130,15 +144,24 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return self.begin_command() if is_idle and not self.autocommit else b""
 
     def later(self, query: str, values: Sequence[object] = ()) -> None:
-        """Has a statement whose rows are not needed sent with the transaction's next one, or its commit."""
+        """Has a statement whose rows are not needed sent with the transaction's next one, or its commit.
+
+        What it does wrong is raised there; values that cannot be sent are refused here. Not in savepoints,
+        whose rollback would send it.
+        """
         if self.pgconn.transaction_status == TransactionStatus.INTRANS:
-            self._later.append((query, values))
+            self._later.append(self._encode(query, values))
         else:
             self.run(query, values, prepare=bool(values))
 
-    def _together(self, statements: Sequence[tuple[str, Sequence[object]]]) -> PGresult:
+    def _encode(self, query: str, values: Sequence[object]) -> "_Statement":
+        """Raises psycopg.DataError or UnicodeEncodeError for a value that cannot be sent."""
+        parameters = self._adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        return _Statement(query.encode(), parameters, self._adapter.types or (), self._adapter.formats or ())
+
+    def _together(self, statements: Sequence["_Statement"]) -> PGresult:
         """The last result of statements that are sent in one exchange; prepares those that are new."""
-        calls = [self._sending(*statement) for statement in statements]
+        calls = [self._sending(statement) for statement in statements]
         if len(calls) == 1:
             calls[0]()
             return self._answer()
@@ -146,44 +169,50 @@ class TimeoutConnection(psycopg.Connection[Any]):
         for send in calls:
             send()
         self.pgconn.pipeline_sync()
-        return self._answer(in_pipeline=True)
+        self._awaited = len(calls)
+        try:
+            return self._answer(in_pipeline=True)
+        finally:
+            self._awaited = 1
 
-    def _sending(self, query: str, values: Sequence[object]) -> Callable[[], None]:
+    def _sending(self, statement: "_Statement") -> Callable[[], None]:
         """The call that sends a statement, which is prepared first if it is new in a session of one's own."""
-        parameters = self._adapter.dump_sequence(values, [PyFormat.AUTO] * len(values))
-        types, formats = self._adapter.types or (), self._adapter.formats
+        query, parameters, types, formats = statement
         if self.transaction_settings:
-            return partial(self.pgconn.send_query_params, query.encode(), parameters, types, formats)
+            return partial(self.pgconn.send_query_params, query, parameters, types, formats)
         name = self._statements.get((query, types))
         if name is None:
             name = b"holdfast_%d" % next(self._numbers)
-            self.pgconn.send_prepare(name, query.encode(), types)
+            self.pgconn.send_prepare(name, query, types)
             self._answer()
             self._statements[query, types] = name
         return partial(self.pgconn.send_query_prepared, name, parameters, formats)
 
     def _answer(self, *, in_pipeline: bool = False) -> PGresult:
         """The last result of what was sent. Raises psycopg.Error for an error, also of its commit."""
-        results = self.wait(self._receive(in_pipeline))
+        results: list[PGresult] = []
+        try:
+            while not results or (in_pipeline and results[-1].status != ExecStatus.PIPELINE_SYNC):
+                received = self.wait(generators.execute(self.pgconn))
+                if not received:
+                    raise psycopg.OperationalError(_NO_RESPONSE)
+                results += received
+        except psycopg.OperationalError:  # the server may have said why before it went
+            self._raise_errors(results)
+            raise
         if in_pipeline:
             results.pop()
             self.pgconn.exit_pipeline_mode()
+        self._raise_errors(results)
+        return results[-1]
+
+    def _raise_errors(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(result)
                 if isinstance(error, _FORGOTTEN):
                     self._statements.clear()
                 raise error
-        return results[-1]
-
-    def _receive(self, until_sync: bool) -> PQGen[list[PGresult]]:
-        results: list[PGresult] = []
-        while not results or (until_sync and results[-1].status != ExecStatus.PIPELINE_SYNC):
-            received = yield from generators.execute(self.pgconn)
-            if not received:
-                raise psycopg.OperationalError(_NO_RESPONSE)
-            results += received
-        return results
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides the method with which all else that psycopg executes begins."""
@@ -196,11 +225,19 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return super().cursor(*args, **kwargs)
 
     def commit(self) -> None:
-        """Commits the transaction, if there is one, in one exchange with what is to be sent later."""
-        if self._later:
-            self.run("commit")
-        else:
+        """Commits the transaction, if there is one, in one exchange with what is to be sent later.
+
+        The transaction has ended also where it raises, as SQLAlchemy takes for granted.
+        """
+        if not self._later:
             super().commit()
+            return
+        try:
+            self.run("commit")
+        except BaseException:
+            with suppress(psycopg.Error):
+                self.rollback()
+            raise
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         """Overrides the method in which psycopg drops its prepared statements, ours with them."""
@@ -240,7 +277,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return super().wait(self._with_timeout(gen), *args, **kwargs)
 
     def _with_timeout(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-        deadline = monotonic() + self.timeout_seconds
+        deadline = monotonic() + self.timeout_seconds * self._awaited
         try:
             events = next(gen)
             while True:

@@ -7,12 +7,11 @@ from typing import Any
 import h11
 from h11._receivebuffer import ReceiveBuffer
 from hypercorn import protocol
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event
 from hypercorn.protocol import h11 as h11_protocol
 from hypercorn.protocol import ws_stream
 from hypercorn.protocol.events import Request, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.typing import H11SendableEvent
 from wsproto.events import Message
 from wsproto.frame_protocol import CloseReason
 
@@ -57,8 +56,6 @@ class Http1(H11Protocol):
     ignored, as RFC 9110 allows.
     """
 
-    _unsent = b""
-
     async def initiate(self) -> None:
         await super().initiate()
         self.connection._receive_buffer = StrictBuffer()  # type: ignore[union-attr]
@@ -85,19 +82,6 @@ class Http1(H11Protocol):
             await self._refuse(400, "A request has one Authorization header.")
         if not all(value.isascii() for name, value in event.headers if name.startswith(_OF_HANDSHAKES)):
             await self._refuse(400, "The headers of a WebSocket's handshake are ASCII.")
-
-    async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        """Sends a head that says how long the body is with the body's beginning, in one packet."""
-        try:
-            self._unsent += self.connection.send(event) or b""
-        except h11.LocalProtocolError:
-            if self.connection.their_state != h11.ERROR:
-                raise
-            return
-        is_head = isinstance(event, h11.Response) and b"content-length" in dict(event.headers)
-        if self._unsent and not is_head:
-            data, self._unsent = self._unsent, b""
-            await self.send(RawData(data))
 
     async def _send_error_response(self, status_code: int) -> None:
         await self._send_error(status_code, "The request is not valid HTTP/1.1.")

@@ -296,6 +296,40 @@ def test_what_was_to_be_sent_later_is_dropped_with_its_transaction(made: Databas
     assert made.scalar("select count(*) from made") == 0
 
 
+def make_twice(connection: Connection) -> None:
+    with connection.begin():
+        execute(connection, MAKE, {"value": 1})
+        execute_later(connection, MAKE, {"value": 1})
+
+
+def test_a_commit_that_fails_for_what_was_sent_with_it_ends_the_transaction(made: Database) -> None:
+    with made.dedicated_connection("test") as connection:
+        with pytest.raises(AlreadyThere):
+            make_twice(connection)
+        with connection.begin():
+            execute(connection, MAKE, {"value": 2})
+    assert made.scalar("select array_agg(value) from made") == [2]
+
+
+def test_a_value_that_cannot_be_sent_is_refused_at_once_and_takes_nothing_with_it(made: Database) -> None:
+    with made.begin() as connection:
+        execute(connection, MAKE, {"value": 1})
+        execute_later(connection, MAKE, {"value": 2})
+        for send in (execute_later, execute):
+            with pytest.raises(DatabaseError, match="NUL"):
+                send(connection, ("select $1::text", ("value",)), {"value": "nul\0"})
+    assert made.scalar("select array_agg(value order by value) from made") == [1, 2]
+
+
+def test_each_statement_of_one_exchange_has_the_connections_timeout(database: Database) -> None:
+    with database.begin() as connection, psycopg_connection(connection) as raw:
+        raw.timeout_seconds = 2.0
+        raw.run("select 1")
+        raw.later("select pg_sleep($1)", (1.2,))
+        assert raw.run("select pg_sleep($1)::text || 'awake'", (1.2,)) == [("awake",)]
+        del raw.timeout_seconds
+
+
 def test_strings_of_an_array_arrive_as_they_are(database: Database) -> None:
     texts = ["", "NULL", None, 'a "b" \\ {c}, d', "\n\x1e"]
     found = database.scalar("select to_json($1::text[])::text", (arrays.literal(texts),))
