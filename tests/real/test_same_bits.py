@@ -82,7 +82,7 @@ def alone() -> Iterator[list[Said]]:
         (7, {"torch_threads": 1}),
         (64, {}),
         (64, {"token_budget": 64}),
-        (64, {"kv_blocks": 300}),
+        (64, {"kv_blocks": 500}),
     ],
     ids=str,
 )

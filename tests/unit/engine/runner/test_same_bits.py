@@ -50,7 +50,7 @@ class Model:
     scope="module",
     params=[
         *(pytest.param(name, marks=with_equal_bits) for name in MODELS),
-        *(pytest.param(name, marks=pytest.mark.faults if "only" in name else ()) for name in ALONE),
+        *(pytest.param(name, marks=() if "delta" in name else pytest.mark.faults) for name in ALONE),
     ],
 )
 def model(request: pytest.FixtureRequest) -> Model:
