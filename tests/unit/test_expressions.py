@@ -155,6 +155,7 @@ REACH = {
     "server/protocol/responses/events.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
     "server/protocol/responses/prompt_variables.py:_VARIABLE": TEXT,
+    "server/store/cluster/notifications.py:_ID": SHORT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {
