@@ -317,9 +317,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
         Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
         results: list[PGresult] = self.wait(generators.execute(self.pgconn))
-        for result in results:
-            if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
-                raise psycopg.errors.error_from_result(result)
+        if not allow_errors:
+            self._raise_errors(results)
         return results
 
     def _is_busy(self) -> bool:
