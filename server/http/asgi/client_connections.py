@@ -121,11 +121,14 @@ class Arrival:
         return is_whole
 
     def target_and_key(self) -> tuple[bytes, bytes]:
-        """The request's target and its Authorization header; empty where there is none."""
-        first, *lines = bytes(self.head).split(b"\n")
-        headers = (line.partition(b":") for line in lines)
-        keys = (value.strip() for name, _, value in headers if name.lower() == b"authorization")
-        return first.partition(b" ")[2].partition(b" ")[0], next(keys, b"")
+        """The first request's target and its Authorization header; empty where there is none.
+
+        Only searches: a pipeline of 400 requests, or a head of as many lines, took ten times an acceptance.
+        """
+        head = bytes(self.head).partition(b"\n\r\n")[0]
+        named = head.lower().find(b"\nauthorization:")
+        key = head[named:].partition(b":")[2].partition(b"\n")[0].strip() if named >= 0 else b""
+        return head.partition(b" ")[2].partition(b" ")[0], key
 
     def _stop_reading(self) -> None:
         if self._is_watched:

@@ -1,11 +1,18 @@
 """Which connection is closed for a new one, and whose request is next."""
 
 import asyncio
+import socket
 from functools import partial
 
 import pytest
 
-from server.http.asgi.client_connections import ClientConnection, ClientConnections, is_health
+from server.http.asgi.client_connections import (
+    Arrival,
+    Arrivals,
+    ClientConnection,
+    ClientConnections,
+    is_health,
+)
 
 RESERVED = 2
 
@@ -173,3 +180,22 @@ def test_parts_of_bodies_without_a_key_take_turns_until_the_key_is_known() -> No
         return order
 
     assert asyncio.run(read()) == ["known", "late", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "target", "authorization"),
+    [
+        ("GET /a HTTP/1.1\r\nhost: x\r\nAUTHORIZATION:  Bearer Me \r\n\r\n", b"/a", b"Bearer Me"),
+        ("GET /a HTTP/1.1\r\nx-authorization: Bearer me\r\n\r\n", b"/a", b""),
+        ("GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\nauthorization: Bearer me\r\n\r\n", b"/a", b""),
+    ],
+    ids=["any case", "another header", "the next request"],
+)
+def test_an_arrivals_first_request_says_whose_it_is(sent: str, target: bytes, authorization: bytes) -> None:
+    client, accepted = socket.socketpair()
+    whole: list[Arrival] = []
+    arrival = Arrival(accepted, Arrivals(), is_encrypted=False, on_whole=whole.append, on_lost=whole.append)
+    with client, accepted:
+        client.sendall(sent.encode())
+        arrival.read()
+        assert [one.target_and_key() for one in whole] == [(target, authorization)]
