@@ -38,17 +38,14 @@ def test_two_replicas_stream_chain_and_cancel_through_a_pooler(
 
 
 def test_a_pooler_that_no_setting_names_is_recognised_and_commands_say_what_they_need(
-    database_url: str, start_pgbouncer: StartPgBouncer
+    database_url: str, empty_database_url: str, start_pgbouncer: StartPgBouncer
 ) -> None:
     url = start_pgbouncer(database_url).url
     refused = run_command("serve", database_url=url, engine="scripted")
     assert (refused.returncode, ADVICE in refused.stderr) == (1, True), refused.stderr
-    for command in (("db", "upgrade"), ("db", "downgrade", "--yes")):
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            revision = connection.execute("select version_num from alembic_version").fetchone()
-            connection.execute("update alembic_version set version_num = '0021'")
-            changed = run_command(*command, database_url=url)
-            connection.execute("update alembic_version set version_num = %s", revision)
+    empty_url = start_pgbouncer(empty_database_url).url
+    for command, at in ((("db", "upgrade"), empty_url), (("db", "downgrade", "--yes", "0001"), url)):
+        changed = run_command(*command, database_url=at)
         assert (changed.returncode, "pools transactions" in changed.stderr) == (1, True), changed.stderr
     url = start_pgbouncer(database_url, ignore_startup_parameters="options").url
     dropped = run_command("keys", "list", database_url=url)
@@ -69,7 +66,7 @@ def test_the_schema_changes_through_a_pooler_of_sessions_and_past_one_of_transac
 ) -> None:
     sessions = {"database_url": start_pgbouncer(database_url, pool_mode="session").url}
     for settings in (sessions, pooled(start_pgbouncer(database_url), database_url)):
-        for command in (("db", "downgrade", "--yes"), ("db", "upgrade"), ("db", "upgrade")):
+        for command in (("db", "downgrade", "--yes", "0001"), ("db", "upgrade"), ("db", "upgrade")):
             changed = run_command(*command, **settings)
             assert (changed.returncode, "pool" in changed.stderr) == (0, False), changed.stderr
 
