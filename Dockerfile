@@ -1,6 +1,7 @@
 # docker build .                                     the CPU image
 # docker build --build-arg TORCH=torch==2.13.0 .     the GPU image; PACKAGES="accelerate kernels" and
 #                                                    DEBIAN_PACKAGES="gcc libc6-dev" for gpt-oss in 4 bits
+# docker build --build-arg NATIVE=yes .              with the engine's products of few rows, for CPUs with AMX
 # docker build --target api .                        without torch, for engines that run elsewhere
 # docker build --target runner .                     the code runner; --build-arg PACKAGES="numpy pandas" for its code
 # docker build --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:…     on an image of Python that cannot change
@@ -56,6 +57,10 @@ COPY server ./server
 COPY tool_servers ./tool_servers
 COPY migrations ./migrations
 COPY demo/holdfast-demo ./demo/holdfast-demo
+ARG NATIVE=
+COPY native ./native
+RUN test -z "${NATIVE}" || (apt-get update && apt-get install --yes --no-install-recommends g++ \
+    && pip install --no-compile ./native)
 RUN pip install --no-compile . && sh deploy/trim-packages.sh /opt/holdfast
 # Loads the demo model, which nothing that was removed may hinder, and compiles what that imports.
 RUN cd / && /opt/holdfast/bin/holdfast doctor

@@ -70,7 +70,7 @@ PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 # workers import the same at the same time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm smollm2 test-real pgbouncer openai-document peers-tests check faults bench gpu-check clean
+.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm native smollm2 test-real pgbouncer openai-document peers-tests check faults bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -189,6 +189,9 @@ faults: $(VENV)/installed-dev ## kill, stop and starve a running server for long
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench
+
+native: $(VENV)/installed ## compile and install the engine's products of few rows, for CPUs with AMX (needs g++)
+	$(PIP) --force-reinstall --no-deps ./native
 
 gpu-check: $(VENV)/installed-dev ## is the engine right on this GPU, and how fast; 15 minutes (TINY=1 tries it on a CPU)
 	$(BIN)/python -m bench gpu_check

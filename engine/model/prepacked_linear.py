@@ -21,6 +21,7 @@ from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
 from engine.kv_cache import free_memory
+from engine.model.few_rows import MAX_ROWS, load_few_rows
 
 MIN_WEIGHTS = 2**16
 """Smaller layers are computed faster than oneDNN is called, but only in bfloat16 with the same bits."""
@@ -60,7 +61,7 @@ class PrepackedLinear(nn.Linear):
     which tied embeddings need anyway.
     """
 
-    def __init__(self, plain: nn.Linear, trials: "ConvolutionTrials | None" = None) -> None:
+    def __init__(self, plain: nn.Linear, trials: "ProductTrials | None" = None) -> None:
         """Without `trials`, any number of rows is computed as one product."""
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
         self.bias, weight = plain.bias, plain.weight.detach()
@@ -70,7 +71,10 @@ class PrepackedLinear(nn.Linear):
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
         self._widths: tuple[int, ...] = ()
         self._convolution: Tensor | None = None
-        if trials is not None and not both:
+        self._few_rows = None if trials is None or both else trials.few_rows
+        if self._few_rows is not None and not self._few_rows.has_equal_bits(self._packed_weight, self.bias):
+            self._few_rows = None
+        if trials is not None and trials.convolves and not both:
             convolution = _pack_for_convolution(weight)
             self._widths = trials.usable_widths(self._packed_weight, convolution, self.bias)
             if self._widths and not _is_embedding(weight):
@@ -81,6 +85,9 @@ class PrepackedLinear(nn.Linear):
         elements = hidden.numel()
         if elements <= self._max_unpacked_elements:
             return linear(hidden, self.weight, self.bias)
+        is_few = elements <= MAX_ROWS * self.in_features and hidden.dtype == torch.bfloat16
+        if is_few and self._few_rows is not None:
+            return self._few_rows.multiply(hidden, self._packed_weight, self.bias)
         if not self._widths or elements <= PRODUCT_ROWS * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
@@ -114,7 +121,7 @@ class FusedLinear(nn.Linear):
 class FusedProduct:
     """Layers that mostly read one input: the first that is called computes all; the others take theirs."""
 
-    def __init__(self, layers: Sequence[nn.Linear], trials: "ConvolutionTrials | None") -> None:
+    def __init__(self, layers: Sequence[nn.Linear], trials: "ProductTrials | None") -> None:
         """All have biases, or none has."""
         self._sizes = [layer.out_features for layer in layers]
         has_bias = layers[0].bias is not None
@@ -168,10 +175,12 @@ def _pack_for_convolution(weight: Tensor) -> Tensor:
     return packed
 
 
-class ConvolutionTrials:
+class ProductTrials:
     """Which convolutions are quick and have the bits of products of few rows; each shape is tried once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, convolves: bool = True) -> None:
+        """Without `convolves` no convolution is used."""
+        self.convolves, self.few_rows = convolves, load_few_rows()
         self._known: dict[tuple[int, int, bool], tuple[int, ...]] = {}
 
     def usable_widths(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
@@ -226,7 +235,7 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
     """Replaces the linear layers that gain from packing, in speed or, if `exact`, in equal bits."""
     packed: dict[nn.Module, PrepackedLinear] = {}
     size = sum(parameter.nbytes for parameter in network.parameters())
-    trials = ConvolutionTrials() if exact and MEMORY_FACTOR * size <= free_memory() else None
+    trials = ProductTrials(convolves=exact and MEMORY_FACTOR * size <= free_memory())
     for module in list(network.modules()):
         for names in SAME_INPUT:
             _fuse(module, names, trials)
@@ -237,7 +246,7 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
             network.set_submodule(name, packed[module])
 
 
-def _fuse(module: nn.Module, names: Sequence[str], trials: ConvolutionTrials | None) -> None:
+def _fuse(module: nn.Module, names: Sequence[str], trials: ProductTrials) -> None:
     children = dict(module.named_children())
     layers = [layer for layer in map(children.get, names) if _is_worth_packing(layer)]
     kinds = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}

@@ -13,8 +13,8 @@ from engine.model.prepacked_linear import (
     MIN_OUTPUT_RATIO,
     MIN_WEIGHTS,
     UNPACKED_ROWS,
-    ConvolutionTrials,
     PrepackedLinear,
+    ProductTrials,
     prepack_weights,
 )
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
@@ -55,7 +55,7 @@ def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, b
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     inputs: int, outputs: int, bias: bool
 ) -> None:
-    layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16, bias=bias), ConvolutionTrials())
+    layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16, bias=bias), ProductTrials())
     hidden = torch.randn(1, 1100, inputs, dtype=torch.bfloat16)
     alone = torch.cat([layer(hidden[:, n : n + 1]) for n in range(40)], dim=1)
     for rows in (2, 31, 32, 33, 64, 65, 100, 188, 300, 512, 700, 1100):

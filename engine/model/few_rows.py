@@ -1,0 +1,60 @@
+"""`FewRows`: products of one to four rows in bfloat16 by the optional package `holdfast-native`."""
+
+import logging
+from ctypes import CDLL, c_ssize_t, c_void_p
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS = 4
+
+
+class FewRows:
+    """Reads the weights that oneDNN has packed. Used for shapes in which its bits are those of oneDNN."""
+
+    def __init__(self, library: str) -> None:
+        """Raises OSError or AttributeError if it cannot be used."""
+        self._compute: Any = CDLL(library).holdfast_few_rows
+        self._compute.argtypes = [c_void_p] * 4 + [c_ssize_t] * 3
+        self._known: dict[tuple[int, int, bool], bool] = {}
+
+    def multiply(self, hidden: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        """`[..., inputs]` -> `[..., outputs]`."""
+        rows, (outputs, inputs) = hidden.contiguous(), packed.shape
+        out = rows.new_empty(*hidden.shape[:-1], outputs)
+        read = rows.data_ptr(), torch.ops.mkldnn.data_ptr(packed), None if bias is None else bias.data_ptr()
+        self._compute(*read, out.data_ptr(), rows.numel() // inputs, inputs, outputs)
+        return out
+
+    def has_equal_bits(self, packed: Tensor, bias: Tensor | None) -> bool:
+        """Compares both products with a layer's weights; each shape once."""
+        outputs, inputs = packed.shape
+        key = outputs, inputs, bias is None
+        if key not in self._known:
+            padded = torch.ops.mkldnn._nbytes(packed) != 2 * outputs * inputs or inputs % 32 or outputs % 32
+            hidden = torch.randn(MAX_ROWS, inputs, generator=torch.Generator().manual_seed(7)).bfloat16()
+            self._known[key] = not padded and all(
+                torch.equal(
+                    self.multiply(hidden[:count], packed, bias),
+                    torch.ops.mkldnn._linear_pointwise(hidden[:count], packed, bias, "none", [], ""),
+                )
+                for count in range(1, MAX_ROWS + 1)
+            )
+        return self._known[key]
+
+
+def load_few_rows() -> FewRows | None:
+    """None where the package is not installed or cannot be used, or the processor has no AMX."""
+    try:
+        few_rows = FewRows(import_module("holdfast_native").LIBRARY)
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - it is never needed
+        log.warning("holdfast-native is not used: %s", error)
+        return None
+    log.info("products of up to %d rows are tried with holdfast-native", MAX_ROWS)
+    return few_rows if torch.cpu._is_amx_tile_supported() else None
