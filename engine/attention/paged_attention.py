@@ -113,6 +113,12 @@ class LayerAttentionSpec:
     sinks: bool
     softcap: float | None
 
+    @classmethod
+    def of(cls, call: LayerCall) -> "LayerAttentionSpec":
+        (_, heads, _), (_, kv_heads, key_size) = call.query.shape, call.key.shape
+        sizes = heads, kv_heads, key_size, call.value.shape[2]
+        return cls(*sizes, call.window, call.sinks is not None, call.softcap)
+
     @property
     def kv_shape(self) -> LayerShape:
         return LayerShape(self.num_kv_heads, self.key_size, self.value_size)
@@ -124,24 +130,19 @@ NO_ATTENTION = LayerAttentionSpec(0, 0, 0, 0, None, sinks=False, softcap=None)
 
 @dataclass(slots=True)
 class ProbeForward:
-    """Records the attention of all layers in a forward pass; its output is meaningless."""
+    """Records how each layer calls attention in a forward pass, whose output is meaningless."""
 
-    specs: dict[int, LayerAttentionSpec] = field(default_factory=dict)
+    calls: dict[int, LayerCall] = field(default_factory=dict)
 
     def attend(self, call: LayerCall) -> Tensor:
-        if call.layer in self.specs:
+        if call.layer in self.calls:
             raise UnsupportedModel(f"layer {call.layer} attends twice in one pass.")
-        (_, num_heads, _), (_, num_kv_heads, key_size) = call.query.shape, call.key.shape
-        self.specs[call.layer] = LayerAttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            key_size=key_size,
-            value_size=call.value.shape[2],
-            window=call.window,
-            sinks=call.sinks is not None,
-            softcap=call.softcap,
-        )
-        return call.value.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        self.calls[call.layer] = call
+        return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
+
+    @property
+    def specs(self) -> dict[int, LayerAttentionSpec]:
+        return {layer: LayerAttentionSpec.of(call) for layer, call in self.calls.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,11 +145,12 @@ def _probe(network: PreTrainedModel, cache: Cache | None) -> dict[int, LayerAtte
             logits_to_keep=torch.tensor([1], device=network.device),
             **cached,
         )
+    specs = step.specs
     for layer, window in enumerate(windows_of(network)):
-        spec = step.specs.get(layer)
+        spec = specs.get(layer)
         if spec is not None and spec.window is None and window is not None:
             raise UnsupportedModel(f"its window of {window} tokens is known to transformers' cache only.")
-    return step.specs
+    return specs
 
 
 def smallest_window(network: PreTrainedModel, way: ForwardWay) -> int | None:

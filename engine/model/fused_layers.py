@@ -8,7 +8,6 @@ this shape is tried: both forms compute one pass, and where one bit differs the 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from engine.attention.paged_attention import LayerCall, attending, current_step
+from engine.attention.paged_attention import LayerCall, ProbeForward, attending, current_step
 from engine.model.prepacked_linear import FusedLinear
 
 log = logging.getLogger(__name__)
@@ -26,17 +25,6 @@ PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The children of a decoder layer of the common shape."""
 
 Forward = Callable[..., Any]
-
-
-@dataclass(slots=True)
-class _Calls:
-    """Implements `AttentionStep` for a trial: keeps what it was called with."""
-
-    made: list[LayerCall] = field(default_factory=list)
-
-    def attend(self, call: LayerCall) -> Tensor:
-        self.made.append(call)
-        return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
 
 class Rotation:
@@ -141,15 +129,15 @@ def _are_equal(one: LayerCall, other: LayerCall) -> bool:
 
 def _try(layer: Any, rotation: Rotation, fused: list[Any], *arguments: Any, **named: Any) -> Any:
     """Computes a pass of the layer in both forms, and gives it the fused one if it has the same bits."""
-    expected_calls, calls = _Calls(), _Calls()
+    expected_calls, calls = ProbeForward(), ProbeForward()
     with attending(expected_calls):
         expected = type(layer).forward(layer, *arguments, **named)
     try:
-        (call,) = expected_calls.made
+        (call,) = expected_calls.calls.values()
         forward = _fused_forward(layer, rotation, call)
         with attending(calls):
             output = forward(*arguments, **named)
-        if torch.equal(expected, output) and _are_equal(call, *calls.made):
+        if torch.equal(expected, output) and _are_equal(call, *calls.calls.values()):
             fused.append((layer, forward))
     except Exception as error:  # noqa: BLE001 - another shape fails in one way or another
         log.debug("%s is not fused: %r", type(layer).__name__, error)
