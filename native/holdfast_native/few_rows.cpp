@@ -19,6 +19,13 @@ constexpr std::ptrdiff_t kInputs = 32;   // that AMX sums at a time
 constexpr std::ptrdiff_t kAhead = 4096;  // bytes between what is computed and what is fetched
 constexpr int kHalves = 2;               // vectors of 16 outputs
 
+// As AMX, takes and gives zero for numbers that are too small to be normal.
+struct FlushDenormals {
+  const unsigned saved = _mm_getcsr();
+  FlushDenormals() { _mm_setcsr(saved | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+  ~FlushDenormals() { _mm_setcsr(saved); }
+};
+
 inline __m512 even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 
 inline __m512 odd(__m512i pairs) {
@@ -34,6 +41,7 @@ inline __m512 widen(const bfloat16* values) {
 template <int Rows>
 void compute_block(const bfloat16* rows, const bfloat16* weights, const bfloat16* bias, bfloat16* out,
                    std::ptrdiff_t inputs, std::ptrdiff_t outputs) {
+  const FlushDenormals flushing;
   __m512 sums[Rows][kHalves] = {};
   for (std::ptrdiff_t first = 0; first < inputs; first += kInputs) {
     __m512 evens[Rows][kHalves] = {}, odds[Rows][kHalves] = {};

@@ -90,6 +90,17 @@ def test_few_rows_have_the_bits_of_more(inputs: int, outputs: int, bias: bool, t
 
 
 @pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("size", [1e-19, 1e-39, 1e30])
+def test_numbers_near_the_ends_of_the_range_have_the_same_bits(size: float) -> None:
+    plain = layer(576, 64, bias=False)
+    plain.weight.mul_(min(size, 1.0))
+    hidden = (torch.randn(3, 576) * size).bfloat16()
+    few, whole = PrepackedLinear(plain, ProductTrials()), PrepackedLinear(plain)
+    assert torch.equal(few(hidden).isnan(), whole(hidden).isnan())
+    assert torch.equal(few(hidden).nan_to_num(), whole(hidden).nan_to_num())
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(("inputs", "outputs"), [(100, 64), (64, 44), (90, 64)])
 def test_shapes_that_onednn_pads_are_its_own(inputs: int, outputs: int) -> None:
     plain = layer(inputs, outputs, bias=False)
