@@ -3,7 +3,7 @@
 Times are the shortest of some tries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -34,13 +34,24 @@ SLOW_SECONDS = 0.1
 """A model whose step of one row takes longer is slow: each number of rows is tried once."""
 
 
+Step = Callable[[SchedulerOutput], object]
+"""Computes a plan and samples its tokens."""
+
+
 def blocks_used(block_size: int) -> int:
     """The number of blocks, from the first one on, that are written to."""
     return max(-(-ROWS[-1] // block_size), DRAFTS)
 
 
-def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) -> StepCosts:
-    """`step` computes a plan and samples its tokens."""
+def _seconds(step: Step, sequences: Sequence[TokenSequence], rows: int, now: Callable[[], float]) -> float:
+    """What a step takes of so many rows of each sequence."""
+    plan = tuple(ScheduledChunk(each, 0, rows, (0,) * (rows - 1)) for each in sequences)
+    began = now()
+    step(plan)
+    return now() - began
+
+
+def measure_steps(step: Step, block_size: int) -> StepCosts:
     long = make_sequence([0] * ROWS[-1], 1, block_size)
     del long.tokens[1:]
     several = [make_sequence([0, 0], 1 + number, max(block_size, 2)) for number in range(DRAFTS)]
@@ -48,10 +59,7 @@ def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) ->
         del sequence.tokens[1:]
 
     def seconds(sequences: list[TokenSequence], rows: int) -> float:
-        plan = tuple(ScheduledChunk(each, 0, rows, (0,) * (rows - 1)) for each in sequences)
-        began = perf_counter()
-        step(plan)
-        return perf_counter() - began
+        return _seconds(step, sequences, rows, perf_counter)
 
     seconds([long], 1)
     is_slow = seconds([long], 1) > SLOW_SECONDS
@@ -64,9 +72,7 @@ def measure_steps(step: Callable[[SchedulerOutput], object], block_size: int) ->
     return StepCosts(shortest, beside)
 
 
-def fastest_threads(
-    step: Callable[[SchedulerOutput], object], block_size: int, now: Callable[[], float] = perf_counter
-) -> int:
+def fastest_threads(step: Step, block_size: int, now: Callable[[], float] = perf_counter) -> int:
     """Halves the number of torch's threads as long as steps become much faster.
 
     torch takes a thread for each core that it sees, which may be more than a container may use, or than pays.
@@ -76,14 +82,7 @@ def fastest_threads(
 
     def seconds(threads: int, rows: int) -> float:
         torch.set_num_threads(threads)
-        plan = (ScheduledChunk(sequence, 0, rows, (0,) * (rows - 1)),)
-        step(plan)
-        tries = []
-        for _ in range(TRIES):
-            began = now()
-            step(plan)
-            tries.append(now() - began)
-        return min(tries)
+        return min([_seconds(step, [sequence], rows, now) for _ in range(1 + TRIES)][1:])
 
     best = torch.get_num_threads()
     taken = [seconds(best, rows) for rows in ROWS_OF_THREADS]
