@@ -7,7 +7,8 @@ In bfloat16, on a processor with AMX, a row's result has the same bits whatever 
 oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
 and which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
 rows and threads, with the bits of the product of few rows. So the weights are kept twice, each in a layout of
-its own, where there is memory for it.
+its own, where there is memory for it. With some numbers of inputs, a single row is summed otherwise than
+several; there it is computed as two.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from engine.kv_cache import free_memory
 
@@ -33,6 +35,9 @@ UNPACKED_ROWS = 3
 
 PRODUCT_ROWS = 32
 """In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
+
+TRIED_OUTPUTS = 2**17
+"""Numbers that are compared of rows alone: in some shapes one in ten thousand differs."""
 
 PICTURE_WIDTHS = (64, 128, 256)
 """A convolution takes rows as the points of a picture: the narrowest with room for them, or several of the
@@ -69,18 +74,28 @@ class PrepackedLinear(nn.Linear):
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
         self._widths: tuple[int, ...] = ()
+        self._doubles = False
+        """A single row has other bits, unless it is two."""
         self._convolution: Tensor | None = None
         if trials is not None and not both:
             convolution = _pack_for_convolution(weight)
-            self._widths = trials.usable_widths(self._packed_weight, convolution, self.bias)
+            self._widths, self._doubles = trials.usable_widths(self._packed_weight, convolution, self.bias)
             if self._widths and not _is_embedding(weight):
                 self._convolution = convolution
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row has the same bits whatever is computed beside it."""
+        return bool(self._widths)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., inputs]` -> `[..., outputs]`."""
         elements = hidden.numel()
         if elements <= self._max_unpacked_elements:
             return linear(hidden, self.weight, self.bias)
+        if self._doubles and elements == self.in_features:
+            both = _multiply(hidden.reshape(1, -1).repeat(2, 1), self._packed_weight, self.bias)
+            return both[0].view(*hidden.shape[:-1], self.out_features)
         if not self._widths or elements <= PRODUCT_ROWS * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
@@ -89,7 +104,7 @@ class PrepackedLinear(nn.Linear):
     def _compute_in_order(self, rows: Tensor) -> Tensor:
         count, widest = len(rows), self._widths[-1]
         if count <= PRODUCT_ROWS:
-            return _multiply(rows, self._packed_weight, self.bias)
+            return self.forward(rows)
         if self._convolution is None:
             return torch.cat([self._compute_in_order(part) for part in torch.split(rows, PRODUCT_ROWS)])
         if count > widest and (rest := count % widest):
@@ -172,12 +187,15 @@ class ConvolutionTrials:
     """Which convolutions are quick and have the bits of products of few rows; each shape is tried once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[tuple[int, ...], bool]] = {}
 
-    def usable_widths(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    def usable_widths(
+        self, product: Tensor, convolution: Tensor, bias: Tensor | None
+    ) -> tuple[tuple[int, ...], bool]:
         """The `PICTURE_WIDTHS` that can be used for a layer, whose weights are given packed for each way.
 
-        They are none if a convolution's bits differ from the product's, or if it is slow.
+        They are none if a convolution's bits differ from the product's, or if it is slow. And whether only
+        those of single rows differ.
         """
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
@@ -186,15 +204,21 @@ class ConvolutionTrials:
         return self._known[key]
 
 
-def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[tuple[int, ...], bool]:
     first, widest = PICTURE_WIDTHS[0], PICTURE_WIDTHS[-1]
     hidden = torch.randn(widest, convolution.shape[1], generator=torch.Generator().manual_seed(7)).bfloat16()
     expected = _convolve(hidden[:first], convolution, bias, first)
-    for count in (1, 2, 7, PRODUCT_ROWS):
-        if not torch.equal(_multiply(hidden[:count], product, bias), expected[:count]):
-            return ()
+    rows = min(max(TRIED_OUTPUTS // len(convolution), 2), first)
+
+    def is_equal(count: int) -> bool:
+        parts = [_multiply(part, product, bias) for part in hidden[: max(count, rows)].split(count)]
+        return torch.equal(torch.cat(parts), expected[: max(count, rows)])
+
+    doubles = not is_equal(1)
+    if not all(map(is_equal, (2, 7, PRODUCT_ROWS))):
+        return (), False
     if _is_embedding(convolution):
-        return PICTURE_WIDTHS
+        return PICTURE_WIDTHS, doubles
 
     def seconds_of_row(width: int) -> float:
         return _seconds(partial(_convolve, hidden[:width], convolution, bias, width)) / width
@@ -202,14 +226,14 @@ def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) ->
     unit = _seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) / PRODUCT_ROWS
     taken = seconds_of_row(first)
     if taken > MAX_SLOWNESS * unit:
-        return ()
+        return (), False
     others = [
         width
         for width in PICTURE_WIDTHS[1:]
         if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
         and seconds_of_row(width) <= MAX_SLOWNESS * taken
     ]
-    return (first, *others)
+    return (first, *others), doubles
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
@@ -235,6 +259,13 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
             if module not in packed:
                 packed[module] = PrepackedLinear(module, trials)
             network.set_submodule(name, packed[module])
+
+
+def products_keep_bits(network: PreTrainedModel) -> bool:
+    """Whether the linear layers give a row the same bits whatever is computed beside it."""
+    layers = (layer for layer in network.modules() if isinstance(layer, nn.Linear | Conv1D))
+    wholes = (layer.product.whole if isinstance(layer, FusedLinear) else layer for layer in layers)
+    return all(isinstance(whole, PrepackedLinear) and whole.keeps_bits for whole in wholes)
 
 
 def _fuse(module: nn.Module, names: Sequence[str], trials: ConvolutionTrials | None) -> None:
