@@ -14,7 +14,7 @@ several; there it is computed as two.
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import thread_time
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -211,7 +211,7 @@ def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) ->
     rows = min(max(TRIED_OUTPUTS // len(convolution), 2), first)
 
     def is_equal(count: int) -> bool:
-        parts = [_multiply(part, product, bias) for part in hidden[: max(count, rows)].split(count)]
+        parts = [_multiply(part, product, bias) for part in torch.split(hidden[: max(count, rows)], count)]
         return torch.equal(torch.cat(parts), expected[: max(count, rows)])
 
     doubles = not is_equal(1)
@@ -262,8 +262,10 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
 
 
 def products_keep_bits(network: PreTrainedModel) -> bool:
-    """Whether the linear layers give a row the same bits whatever is computed beside it."""
-    layers = (layer for layer in network.modules() if isinstance(layer, nn.Linear | Conv1D))
+    """Whether the language model's layers give a row the same bits whatever is computed beside it."""
+    text: Any = network
+    parts = nn.ModuleList(filter(None, (text.get_decoder(), text.get_output_embeddings())))
+    layers = (layer for layer in parts.modules() if isinstance(layer, nn.Linear | Conv1D))
     wholes = (layer.product.whole if isinstance(layer, FusedLinear) else layer for layer in layers)
     return all(isinstance(whole, PrepackedLinear) and whole.keeps_bits for whole in wholes)
 
