@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 
 MAX_ROWS = 4
 
+TRIED_OUTPUTS = 2**17
+"""Numbers that are compared: in some shapes one of ten thousand differs."""
+
 
 class FewRows:
     """Reads the weights that oneDNN has packed. Used for shapes in which its bits are those of oneDNN."""
@@ -31,19 +34,20 @@ class FewRows:
         return out
 
     def has_equal_bits(self, packed: Tensor, bias: Tensor | None) -> bool:
-        """Compares both products with a layer's weights; each shape once."""
+        """Compares it with products of several rows by a layer's weights; each shape once."""
         outputs, inputs = packed.shape
         key = outputs, inputs, bias is None
         if key not in self._known:
             padded = torch.ops.mkldnn._nbytes(packed) != 2 * outputs * inputs or inputs % 32 or outputs % 32
-            hidden = torch.randn(MAX_ROWS, inputs, generator=torch.Generator().manual_seed(7)).bfloat16()
-            self._known[key] = not padded and all(
-                torch.equal(
-                    self.multiply(hidden[:count], packed, bias),
-                    torch.ops.mkldnn._linear_pointwise(hidden[:count], packed, bias, "none", [], ""),
-                )
-                for count in range(1, MAX_ROWS + 1)
-            )
+            rows = min(max(TRIED_OUTPUTS // outputs, MAX_ROWS), 32)
+            hidden = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(7)).bfloat16()
+            expected = torch.ops.mkldnn._linear_pointwise(hidden, packed, bias, "none", [], "")
+
+            def is_equal(count: int) -> bool:
+                parts = [self.multiply(part, packed, bias) for part in torch.split(hidden, count)]
+                return torch.equal(torch.cat(parts), expected)
+
+            self._known[key] = not padded and all(map(is_equal, range(1, MAX_ROWS + 1)))
         return self._known[key]
 
 

@@ -7,21 +7,23 @@ In bfloat16, on a processor with AMX, a row's result has the same bits whatever 
 oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
 and which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
 rows and threads, with the bits of the product of few rows. So the weights are kept twice, each in a layout of
-its own, where there is memory for it.
+its own, where there is memory for it. With some numbers of inputs, a single row is summed otherwise than
+several; there it is computed as two.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import thread_time
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from engine.kv_cache import free_memory
-from engine.model.few_rows import MAX_ROWS, load_few_rows
+from engine.model.few_rows import MAX_ROWS, TRIED_OUTPUTS, load_few_rows
 
 MIN_WEIGHTS = 2**16
 """Smaller layers are computed faster than oneDNN is called, but only in bfloat16 with the same bits."""
@@ -70,15 +72,22 @@ class PrepackedLinear(nn.Linear):
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
         self._widths: tuple[int, ...] = ()
+        self._doubles = False
+        """A single row has other bits, unless it is two."""
         self._convolution: Tensor | None = None
         self._few_rows = None if trials is None or both else trials.few_rows
         if self._few_rows is not None and not self._few_rows.has_equal_bits(self._packed_weight, self.bias):
             self._few_rows = None
         if trials is not None and trials.convolves and not both:
             convolution = _pack_for_convolution(weight)
-            self._widths = trials.usable_widths(self._packed_weight, convolution, self.bias)
+            self._widths, self._doubles = trials.usable_widths(self._packed_weight, convolution, self.bias)
             if self._widths and not _is_embedding(weight):
                 self._convolution = convolution
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row has the same bits whatever is computed beside it."""
+        return bool(self._widths)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., inputs]` -> `[..., outputs]`."""
@@ -88,6 +97,9 @@ class PrepackedLinear(nn.Linear):
         is_few = elements <= MAX_ROWS * self.in_features and hidden.dtype == torch.bfloat16
         if is_few and self._few_rows is not None:
             return self._few_rows.multiply(hidden, self._packed_weight, self.bias)
+        if self._doubles and elements == self.in_features:
+            both = _multiply(hidden.reshape(1, -1).repeat(2, 1), self._packed_weight, self.bias)
+            return both[0].view(*hidden.shape[:-1], self.out_features)
         if not self._widths or elements <= PRODUCT_ROWS * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
@@ -96,7 +108,7 @@ class PrepackedLinear(nn.Linear):
     def _compute_in_order(self, rows: Tensor) -> Tensor:
         count, widest = len(rows), self._widths[-1]
         if count <= PRODUCT_ROWS:
-            return _multiply(rows, self._packed_weight, self.bias)
+            return self.forward(rows)
         if self._convolution is None:
             return torch.cat([self._compute_in_order(part) for part in torch.split(rows, PRODUCT_ROWS)])
         if count > widest and (rest := count % widest):
@@ -181,12 +193,15 @@ class ProductTrials:
     def __init__(self, *, convolves: bool = True) -> None:
         """Without `convolves` no convolution is used."""
         self.convolves, self.few_rows = convolves, load_few_rows()
-        self._known: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[tuple[int, ...], bool]] = {}
 
-    def usable_widths(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    def usable_widths(
+        self, product: Tensor, convolution: Tensor, bias: Tensor | None
+    ) -> tuple[tuple[int, ...], bool]:
         """The `PICTURE_WIDTHS` that can be used for a layer, whose weights are given packed for each way.
 
-        They are none if a convolution's bits differ from the product's, or if it is slow.
+        They are none if a convolution's bits differ from the product's, or if it is slow. And whether only
+        those of single rows differ.
         """
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
@@ -195,15 +210,21 @@ class ProductTrials:
         return self._known[key]
 
 
-def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[tuple[int, ...], bool]:
     first, widest = PICTURE_WIDTHS[0], PICTURE_WIDTHS[-1]
     hidden = torch.randn(widest, convolution.shape[1], generator=torch.Generator().manual_seed(7)).bfloat16()
     expected = _convolve(hidden[:first], convolution, bias, first)
-    for count in (1, 2, 7, PRODUCT_ROWS):
-        if not torch.equal(_multiply(hidden[:count], product, bias), expected[:count]):
-            return ()
+    rows = min(max(TRIED_OUTPUTS // len(convolution), 2), first)
+
+    def is_equal(count: int) -> bool:
+        parts = [_multiply(part, product, bias) for part in torch.split(hidden[: max(count, rows)], count)]
+        return torch.equal(torch.cat(parts), expected[: max(count, rows)])
+
+    doubles = not is_equal(1)
+    if not all(map(is_equal, (2, 7, PRODUCT_ROWS))):
+        return (), False
     if _is_embedding(convolution):
-        return PICTURE_WIDTHS
+        return PICTURE_WIDTHS, doubles
 
     def seconds_of_row(width: int) -> float:
         return _seconds(partial(_convolve, hidden[:width], convolution, bias, width)) / width
@@ -211,14 +232,14 @@ def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) ->
     unit = _seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) / PRODUCT_ROWS
     taken = seconds_of_row(first)
     if taken > MAX_SLOWNESS * unit:
-        return ()
+        return (), False
     others = [
         width
         for width in PICTURE_WIDTHS[1:]
         if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
         and seconds_of_row(width) <= MAX_SLOWNESS * taken
     ]
-    return (first, *others)
+    return (first, *others), doubles
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
@@ -244,6 +265,15 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
             if module not in packed:
                 packed[module] = PrepackedLinear(module, trials)
             network.set_submodule(name, packed[module])
+
+
+def products_keep_bits(network: PreTrainedModel) -> bool:
+    """Whether the language model's layers give a row the same bits whatever is computed beside it."""
+    text: Any = network
+    parts = nn.ModuleList(filter(None, (text.get_decoder(), text.get_output_embeddings())))
+    layers = (layer for layer in parts.modules() if isinstance(layer, nn.Linear | Conv1D))
+    wholes = (layer.product.whole if isinstance(layer, FusedLinear) else layer for layer in layers)
+    return all(isinstance(whole, PrepackedLinear) and whole.keeps_bits for whole in wholes)
 
 
 def _fuse(module: nn.Module, names: Sequence[str], trials: ProductTrials) -> None:

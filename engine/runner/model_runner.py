@@ -19,6 +19,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.model.loader import LoadedNetwork
 from engine.model.lora_layers import Adapters
+from engine.model.prepacked_linear import products_keep_bits
 from engine.prefix_states import PrefixStates
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner import bits_check, row_costs
@@ -206,6 +207,8 @@ class ModelRunner:
             difference = "it was not tried"
         elif self._adapters.names or has_experts(self._network):
             difference = "sums of experts and adapters depend on how many tokens they get"
+        elif self.model.device.type == "cpu" and not products_keep_bits(self._network):
+            difference = "sums of its products depend on how many tokens they get"
         else:
             with self.thread_context():
                 vocab_size = self.model_info.vocab_size

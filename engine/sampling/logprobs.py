@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine import device_copies
 from engine.request import TokenLogprobs
-from engine.sampling.vocab_chunks import chunk_max, top_by_key, top_k
+from engine.sampling.vocab_chunks import chunk_max, row_sums, top_by_key, top_k
 
 ROWS_AT_ONCE = 64
 """Prompt rows per pass; bounds the temporary memory."""
@@ -27,7 +27,7 @@ class RowLogprobs:
         """
         maxima = chunk_max(logits)
         highest = maxima.amax(dim=1, keepdim=True)
-        self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
+        self.total = row_sums((logits - highest).exp_()).log_() + highest
         """`[rows, 1]`: logsumexp; a logprob is the logit minus this."""
         self.ids, self.values = None, None
         if top_count:

@@ -25,7 +25,7 @@ from engine import device_copies
 from engine.device_copies import to_device
 from engine.request import SamplingParams
 from engine.sampling.logprobs import top_in_order
-from engine.sampling.vocab_chunks import argmax, chunk_max, chunk_sums, inverse_cdf, kth_highest
+from engine.sampling.vocab_chunks import argmax, chunk_max, chunk_sums, inverse_cdf, kth_highest, row_sums
 
 MIN_TEMPERATURE = 1e-10
 """A lower temperature always samples the argmax, and would divide by zero in float32."""
@@ -148,7 +148,7 @@ def _sample_full_vocabulary(
     token_ids = inverse_cdf(allowed, sums, _uniforms(group, positions, weights.device))
     if group.top_p_rows is not None:
         # top_p is a fraction of the total before min_p.
-        total = sums.sum(dim=1, keepdim=True) if allowed is weights else weights.sum(dim=1, keepdim=True)
+        total = sums.sum(dim=1, keepdim=True) if allowed is weights else row_sums(weights)
         _resample_top_p(token_ids, weights, total * group.top_p, group, positions)
     return token_ids
 

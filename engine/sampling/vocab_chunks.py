@@ -31,6 +31,11 @@ def chunk_sums(rows: Tensor) -> Tensor:
     return torch.cat((sums, rest.sum(dim=1, keepdim=True)), dim=1) if rest.shape[1] else sums
 
 
+def row_sums(rows: Tensor) -> Tensor:
+    """`[rows, columns]` -> `[rows, 1]`. With threads, torch sums a row otherwise that is the only one."""
+    return rows.expand(max(len(rows), 2), -1).sum(dim=1, keepdim=True)[: len(rows)]
+
+
 def argmax(rows: Tensor, maxima: Tensor) -> Tensor:
     """`[rows]`: the first column with the row's highest value. `maxima` is `chunk_max(rows)`."""
     chunk = maxima.argmax(dim=1, keepdim=True)

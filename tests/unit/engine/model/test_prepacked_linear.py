@@ -51,7 +51,9 @@ def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, b
 
 @with_equal_bits
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("inputs", "outputs"), [(576, 1536), (1536, 576), (100, 44), (64, 2000)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(576, 1536), (1536, 576), (100, 44), (64, 2000), (8960, 1536)]
+)
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     inputs: int, outputs: int, bias: bool
 ) -> None:

@@ -139,3 +139,15 @@ def test_a_model_whose_bits_are_equal_is_served_where_answers_must_be_exact() ->
 def test_another_model_is_refused_where_answers_must_be_exact(name: str, dtype: str) -> None:
     with pytest.raises(ModelRefused, match=r"are not exact: .*; with `exact` auto it is served"):
         start(Model(MODELS[name]()), exact="on", dtype=dtype)
+
+
+@with_equal_bits
+@pytest.mark.parametrize("name", ["weights that are packed once", "weights that are not packed"])
+def test_a_model_whose_products_are_not_exact_is_refused_though_a_short_prompt_is(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "weights that are packed once":
+        monkeypatch.setattr("engine.model.prepacked_linear.free_memory", lambda: 0)
+    folder = save_random_model("GPT2Config" if "not" in name else "LlamaConfig", **WIDE)
+    with pytest.raises(ModelRefused, match="sums of its products depend on how many tokens they get"):
+        start(Model(folder), exact="on")

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -235,3 +236,24 @@ def test_random_numbers_are_fixed_by_seed_and_position() -> None:
     assert sum(numbers) / 2000 == pytest.approx(0.5, abs=0.03)
     # Pinned: stored responses are continued by later releases.
     assert uniform(7, 11) == 0.04013495007925327
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("vocabulary", [49_152, 151_936])
+def test_log_probabilities_have_the_same_bits_alone_and_beside_others(vocabulary: int) -> None:
+    logits, device = logits_of(16, vocabulary), torch.device("cpu")
+    rows = [
+        RowSampling(SamplingParams(seed=row, temperature=1.0), position=3, logprobs=2) for row in range(16)
+    ]
+    together = SamplingBatch(rows, vocabulary, device).sample(logits.clone())
+    for row, draw in enumerate(rows):
+        alone = SamplingBatch([draw], vocabulary, device).sample(logits[row : row + 1].clone())
+        assert alone == together[row : row + 1]
