@@ -90,6 +90,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
     """A connection that is closed, with OperationalError, when a result takes over `timeout_seconds`."""
 
     timeout_seconds = RESPONSE_TIMEOUT_S
+    statement_seconds = RESPONSE_TIMEOUT_S
+    """The session's `statement_timeout`, which is added for each statement more of an exchange: Postgres
+    sends no result before the last."""
     transaction_settings: SessionSettings = MappingProxyType({})
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
@@ -103,7 +106,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         """Statements of this transaction that wait for the next one."""
         self._adapter = Transformer(self)
         self._awaited = 1
-        """How many statements are answered together, as a pipeline's are; each has the timeout."""
+        """How many statements are answered together, as a pipeline's are."""
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -277,7 +280,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return super().wait(self._with_timeout(gen), *args, **kwargs)
 
     def _with_timeout(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-        deadline = monotonic() + self.timeout_seconds * self._awaited
+        deadline = monotonic() + self.timeout_seconds + self.statement_seconds * (self._awaited - 1)
         try:
             events = next(gen)
             while True:
@@ -344,6 +347,8 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
         connection = TimeoutConnection.connect(
             with_network_timeouts(url), application_name=name, options=f"{url_options} {options}".strip()
         )
+    if limit := settings.get("statement_timeout"):
+        connection.statement_seconds = float(limit.rstrip("ms")) / (1000 if limit.endswith("ms") else 1)
     set_json_dumps(_json_text, connection)
     set_json_loads(_json_text, connection)
     connection.adapters.register_loader("timestamptz", _TimeLoader)
