@@ -41,6 +41,8 @@ T = TypeVar("T")
 RETRY_S = 5.0
 """Seconds that a request retries while the database is unavailable."""
 _PAUSE_S = 0.1
+_KNOWN_S = RETRY_S / 2
+"""The most seconds that an outage has lasted when it is noticed."""
 _RECENT_USE_S = 1.0
 """Seconds since its last use within which a pooled connection is not pinged at checkout."""
 _READING_S = 2.0
@@ -224,7 +226,7 @@ class Database:
             self._note_failure(began, error)
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
-            self.outage.report_failure(began, error)
+            self._report_failure(began, error)
             raise OperationalError("begin", None, error) from error
 
     def _run_alone(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
@@ -258,9 +260,15 @@ class Database:
             self._note_read_only(error)
         elif is_unavailable(error):
             self._lost_at = monotonic()
-            self.outage.report_failure(began, error)
+            self._report_failure(began, error)
         if is_disk_full(error):
             self._disk_full_at = monotonic()
+
+    def _report_failure(self, began: float, error: Exception) -> None:
+        """The outage is no older than `_KNOWN_S`: a try takes long also where this process stood still, and
+        the requests that follow would be refused at once for it.
+        """
+        self.outage.report_failure(max(began, monotonic() - _KNOWN_S), error)
 
     def _note_read_only(self, error: DatabaseError) -> None:
         """After a switchover open sessions may lead to a server that is a standby now: new ones may not."""

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from time import monotonic
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import text
 
+from server.store import database as store_database
 from server.store.database import Connection, Database, clock, takes_writes
 from server.store.database_errors import DatabaseError
 from tests.support.eventually import eventually
@@ -133,6 +135,22 @@ def test_no_time_is_spent_on_an_outage_that_has_lasted(database: Database) -> No
     with pytest.raises(DatabaseError):
         database.retry(work, seconds=0.5)
     assert work.runs == 1
+
+
+def test_an_outage_that_is_noticed_after_this_process_stood_still_has_not_lasted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalled = 0.0
+    monkeypatch.setattr(store_database, "monotonic", lambda: monotonic() + stalled)
+
+    def stall(connection: Connection) -> None:
+        nonlocal stalled
+        stalled = 100.0
+        connection.exec_driver_sql(raising("57P01"))
+
+    with pytest.raises(DatabaseError):
+        database.retry(stall)
+    assert database.outage.deadline(5.0) > monotonic() + stalled
 
 
 def make_read_only(database: Database, sessions: int) -> None:
