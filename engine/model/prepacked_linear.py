@@ -14,6 +14,7 @@ several; there it is computed as two.
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import thread_time
+from timeit import repeat
 from typing import Any, TypeGuard
 
 import torch
@@ -226,30 +227,22 @@ def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) ->
     if _is_embedding(convolution):
         return PICTURE_WIDTHS, doubles
 
-    def seconds_of_row(width: int) -> float:
-        return _seconds(partial(_convolve, hidden[:width], convolution, bias, width)) / width
+    def seconds(compute: Callable[..., Tensor], rows: int, *more: object) -> float:
+        """The CPU time of a row of this thread."""
+        call = partial(compute, hidden[:rows], *more)
+        return min(repeat(call, timer=thread_time, repeat=3, number=1)) / rows
 
-    unit = _seconds(partial(_multiply, hidden[:PRODUCT_ROWS], product, bias)) / PRODUCT_ROWS
-    taken = seconds_of_row(first)
+    unit = seconds(_multiply, PRODUCT_ROWS, product, bias)
+    taken = seconds(_convolve, first, convolution, bias, first)
     if taken > MAX_SLOWNESS * unit:
         return (), False
     others = [
         width
         for width in PICTURE_WIDTHS[1:]
         if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
-        and seconds_of_row(width) <= MAX_SLOWNESS * taken
+        and seconds(_convolve, width, convolution, bias, width) <= MAX_SLOWNESS * taken
     ]
     return (first, *others), doubles
-
-
-def _seconds(compute: Callable[[], Tensor]) -> float:
-    """The CPU time that one call takes of this thread: the least of three tries."""
-    tries = []
-    for _ in range(3):
-        begin = thread_time()
-        compute()
-        tries.append(thread_time() - begin)
-    return min(tries)
 
 
 def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
