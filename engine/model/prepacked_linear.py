@@ -4,8 +4,8 @@ With plain weights, oneDNN repacks them in every call, which dominates products 
 In bfloat16, layers that read the same input are one product.
 
 In bfloat16, on a processor with AMX, a row's result has the same bits whatever rows are computed beside it.
-oneDNN's product of matrices does not give that: above `PRODUCT_ROWS` rows it sums parts of the inputs apart,
-and which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
+oneDNN's product of matrices does not give that: above some rows it sums parts of the inputs apart, and
+which parts depends on the number of rows. Its convolution sums all inputs in order, for any number of
 rows and threads, with the bits of the product of few rows. So the weights are kept twice, each in a layout of
 its own, where there is memory for it. With some numbers of inputs, a single row is summed otherwise than
 several; there it is computed as two.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import thread_time
 from timeit import repeat
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,12 @@ MIN_OUTPUT_RATIO = 8
 UNPACKED_ROWS = 3
 """In float32, up to this number of rows is at least as fast with plain weights."""
 
-PRODUCT_ROWS = 32
-"""In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution."""
+PRODUCT_ROWS = (32, 16)
+"""In bfloat16, up to this number of rows is a product, which is quicker to call than a convolution: the first
+number whose products have equal bits. With many threads, oneDNN sums 18, 20, … rows in parts."""
+
+TRIED_ROWS = (2, 7, 16, 18, 24, 32)
+"""Numbers of rows whose products are compared."""
 
 PICTURE_WIDTHS = (64, 128, 256)
 """A convolution takes rows as the points of a picture: the narrowest with room for them, or several of the
@@ -57,6 +61,17 @@ MAX_SLOWNESS = 8
 what the first width takes for the same rows. One that repacks takes far more."""
 
 
+class ProductForms(NamedTuple):
+    """The forms in which a row of some shape has the same bits beside any others."""
+
+    widths: tuple[int, ...] = ()
+    """`PICTURE_WIDTHS` of convolutions; none if their bits are not those of products, or if they are slow."""
+    product_rows: int = PRODUCT_ROWS[0]
+    """Up to this number of rows is a product."""
+    doubles: bool = False
+    """A single row has other bits, unless it is two."""
+
+
 class PrepackedLinear(nn.Linear):
     """Replaces an `nn.Linear` with the same weights.
 
@@ -72,23 +87,21 @@ class PrepackedLinear(nn.Linear):
         both = weight.dtype == torch.float32
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
-        self._widths: tuple[int, ...] = ()
-        self._doubles = False
-        """A single row has other bits, unless it is two."""
+        self._forms = ProductForms()
         self._convolution: Tensor | None = None
         self._few_rows = None if trials is None or both else trials.few_rows
         if self._few_rows is not None and not self._few_rows.has_equal_bits(self._packed_weight, self.bias):
             self._few_rows = None
         if trials is not None and trials.convolves and not both:
             convolution = _pack_for_convolution(weight)
-            self._widths, self._doubles = trials.usable_widths(self._packed_weight, convolution, self.bias)
-            if self._widths and not _is_embedding(weight):
+            self._forms = trials.forms_of(self._packed_weight, convolution, self.bias)
+            if self._forms.widths and not _is_embedding(weight):
                 self._convolution = convolution
 
     @property
     def keeps_bits(self) -> bool:
         """Whether a row has the same bits whatever is computed beside it."""
-        return bool(self._widths)
+        return bool(self._forms.widths)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., inputs]` -> `[..., outputs]`."""
@@ -98,23 +111,23 @@ class PrepackedLinear(nn.Linear):
         is_few = elements <= MAX_ROWS * self.in_features and hidden.dtype == torch.bfloat16
         if is_few and self._few_rows is not None:
             return self._few_rows.multiply(hidden, self._packed_weight, self.bias)
-        if self._doubles and elements == self.in_features:
+        if self._forms.doubles and elements == self.in_features:
             both = _multiply(hidden.reshape(1, -1).repeat(2, 1), self._packed_weight, self.bias)
             return both[0].view(*hidden.shape[:-1], self.out_features)
-        if not self._widths or elements <= PRODUCT_ROWS * self.in_features:
+        if not self._forms.widths or elements <= self._forms.product_rows * self.in_features:
             return _multiply(hidden, self._packed_weight, self.bias)
         rows = hidden.reshape(-1, self.in_features)
         return self._compute_in_order(rows).view(*hidden.shape[:-1], self.out_features)
 
     def _compute_in_order(self, rows: Tensor) -> Tensor:
-        count, widest = len(rows), self._widths[-1]
-        if count <= PRODUCT_ROWS:
+        count, (widths, most, _) = len(rows), self._forms
+        if count <= most:
             return self.forward(rows)
         if self._convolution is None:
-            return torch.cat([self._compute_in_order(part) for part in torch.split(rows, PRODUCT_ROWS)])
-        if count > widest and (rest := count % widest):
+            return torch.cat([self._compute_in_order(part) for part in torch.split(rows, most)])
+        if count > widths[-1] and (rest := count % widths[-1]):
             return torch.cat([self._compute_in_order(part) for part in (rows[:-rest], rows[-rest:])])
-        width = next((width for width in self._widths if width >= count), widest)
+        width = next((width for width in widths if width >= count), widths[-1])
         return _convolve(rows, self._convolution, self.bias, width)
 
 
@@ -189,60 +202,54 @@ def _pack_for_convolution(weight: Tensor) -> Tensor:
 
 
 class ProductTrials:
-    """Which convolutions are quick and have the bits of products of few rows; each shape is tried once."""
+    """Which forms have the same bits and are quick; each shape is tried once."""
 
     def __init__(self, *, convolves: bool = True) -> None:
         """Without `convolves` no convolution is used."""
         self.convolves, self.few_rows = convolves, load_few_rows()
-        self._known: dict[tuple[int, int, bool], tuple[tuple[int, ...], bool]] = {}
+        self._known: dict[tuple[int, int, bool], ProductForms] = {}
 
-    def usable_widths(
-        self, product: Tensor, convolution: Tensor, bias: Tensor | None
-    ) -> tuple[tuple[int, ...], bool]:
-        """The `PICTURE_WIDTHS` that can be used for a layer, whose weights are given packed for each way.
-
-        They are none if a convolution's bits differ from the product's, or if it is slow. And whether only
-        those of single rows differ.
-        """
+    def forms_of(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> ProductForms:
+        """Those of a layer, whose weights are given packed for each way."""
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
         if key not in self._known:
-            self._known[key] = _usable_widths(product, convolution, bias)
+            self._known[key] = _try_forms(product, convolution, bias)
         return self._known[key]
 
 
-def _usable_widths(product: Tensor, convolution: Tensor, bias: Tensor | None) -> tuple[tuple[int, ...], bool]:
+def _try_forms(product: Tensor, convolution: Tensor, bias: Tensor | None) -> ProductForms:
     first, widest = PICTURE_WIDTHS[0], PICTURE_WIDTHS[-1]
     hidden = torch.randn(widest, convolution.shape[1], generator=torch.Generator().manual_seed(7)).bfloat16()
     expected = _convolve(hidden[:first], convolution, bias, first)
     rows = min(max(TRIED_OUTPUTS // len(convolution), 2), first)
 
     def is_equal(count: int) -> bool:
-        parts = [_multiply(part, product, bias) for part in torch.split(hidden[: max(count, rows)], count)]
+        tried = torch.split(hidden[: max(count, rows)], count)
+        parts = [_multiply(part, product, bias) for part in tried]
         return torch.equal(torch.cat(parts), expected[: max(count, rows)])
 
-    doubles = not is_equal(1)
-    if not all(map(is_equal, (2, 7, PRODUCT_ROWS))):
-        return (), False
-    if _is_embedding(convolution):
-        return PICTURE_WIDTHS, doubles
+    doubles, unequal = not is_equal(1), [count for count in TRIED_ROWS if not is_equal(count)]
+    most = next((most for most in PRODUCT_ROWS if most < min(unequal, default=most + 1)), 0)
+    if not most or _is_embedding(convolution):
+        return ProductForms(PICTURE_WIDTHS if most else (), most, doubles)
 
     def seconds(compute: Callable[..., Tensor], rows: int, *more: object) -> float:
         """The CPU time of a row of this thread."""
         call = partial(compute, hidden[:rows], *more)
         return min(repeat(call, timer=thread_time, repeat=3, number=1)) / rows
 
-    unit = seconds(_multiply, PRODUCT_ROWS, product, bias)
+    unit = seconds(_multiply, most, product, bias)
     taken = seconds(_convolve, first, convolution, bias, first)
     if taken > MAX_SLOWNESS * unit:
-        return (), False
+        return ProductForms()
     others = [
         width
         for width in PICTURE_WIDTHS[1:]
         if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
         and seconds(_convolve, width, convolution, bias, width) <= MAX_SLOWNESS * taken
     ]
-    return (first, *others), doubles
+    return ProductForms((first, *others), most, doubles)
 
 
 def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:

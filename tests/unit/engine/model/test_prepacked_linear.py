@@ -1,5 +1,6 @@
 """Layers whose weights are arranged for the processor compute what they did, and models do with them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +63,27 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     alone = torch.cat([layer(hidden[:, n : n + 1]) for n in range(40)], dim=1)
     for rows in (2, 31, 32, 33, 64, 65, 100, 188, 300, 512, 700, 1100):
         assert torch.equal(layer(hidden[:, :rows])[:, :40], alone[:, :rows]), f"{rows} rows"
+
+
+@pytest.fixture
+def many_threads() -> Iterator[None]:
+    """As many threads as a server's processor has cores, whatever there is here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(32)
+    yield
+    torch.set_num_threads(before)
+
+
+@with_equal_bits
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 576), (896, 1152), (3072, 1024)])
+def test_many_threads_change_nothing_of_it(inputs: int, outputs: int) -> None:
+    layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16), ProductTrials())
+    assert layer.keeps_bits
+    hidden = torch.randn(70, inputs, dtype=torch.bfloat16)
+    whole = layer(hidden)
+    for rows in range(1, 40):
+        assert torch.equal(layer(hidden[:rows]), whole[:rows]), f"{rows} rows"
 
 
 @with_bfloat16
