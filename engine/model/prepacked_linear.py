@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.kv_cache import free_memory
-from engine.model.few_rows import MAX_ROWS, TRIED_OUTPUTS, load_few_rows
+from engine.model.few_rows import MAX_ROWS, TRIED_OUTPUTS, FewRows, load_few_rows
 
 MIN_WEIGHTS = 2**16
 """Smaller layers are computed faster than oneDNN is called, but only in bfloat16 with the same bits."""
@@ -98,9 +98,10 @@ class PrepackedLinear(nn.Linear):
             if self._forms.widths and not _is_embedding(weight):
                 self._convolution = convolution
 
-    @property
-    def keeps_bits(self) -> bool:
-        """Whether a row has the same bits whatever is computed beside it."""
+    def keeps_bits(self, trials: "ProductTrials") -> bool:
+        """Whether a row has the same bits whatever is computed beside it, by the threads there are."""
+        if self._convolution is not None:
+            self._forms = trials.forms_of(self._packed_weight, self._convolution, self.bias)
         return bool(self._forms.widths)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -204,9 +205,9 @@ def _pack_for_convolution(weight: Tensor) -> Tensor:
 class ProductTrials:
     """Which forms have the same bits and are quick; each shape is tried once."""
 
-    def __init__(self, *, convolves: bool = True) -> None:
+    def __init__(self, *, convolves: bool = True, few_rows: FewRows | None = None) -> None:
         """Without `convolves` no convolution is used."""
-        self.convolves, self.few_rows = convolves, load_few_rows()
+        self.convolves, self.few_rows = convolves, few_rows
         self._known: dict[tuple[int, int, bool], ProductForms] = {}
 
     def forms_of(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> ProductForms:
@@ -256,7 +257,8 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
     """Replaces the linear layers that gain from packing, in speed or, if `exact`, in equal bits."""
     packed: dict[nn.Module, PrepackedLinear] = {}
     size = sum(parameter.nbytes for parameter in network.parameters())
-    trials = ProductTrials(convolves=exact and MEMORY_FACTOR * size <= free_memory())
+    has_memory = MEMORY_FACTOR * size <= free_memory()
+    trials = ProductTrials(convolves=exact and has_memory, few_rows=load_few_rows())
     for module in list(network.modules()):
         for names in SAME_INPUT:
             _fuse(module, names, trials)
@@ -268,12 +270,16 @@ def prepack_weights(network: PreTrainedModel, *, exact: bool = True) -> None:
 
 
 def products_keep_bits(network: PreTrainedModel) -> bool:
-    """Whether the language model's layers give a row the same bits whatever is computed beside it."""
+    """Whether the language model's layers give a row the same bits whatever is computed beside it.
+
+    Their forms become those of the present number of threads, which decides on how oneDNN sums.
+    """
     text: Any = network
     parts = nn.ModuleList(filter(None, (text.get_decoder(), text.get_output_embeddings())))
     layers = (layer for layer in parts.modules() if isinstance(layer, nn.Linear | Conv1D))
     wholes = (layer.product.whole if isinstance(layer, FusedLinear) else layer for layer in layers)
-    return all(isinstance(whole, PrepackedLinear) and whole.keeps_bits for whole in wholes)
+    trials = ProductTrials()
+    return all(isinstance(whole, PrepackedLinear) and whole.keeps_bits(trials) for whole in wholes)
 
 
 def _fuse(module: nn.Module, names: Sequence[str], trials: ProductTrials) -> None:

@@ -207,12 +207,13 @@ class ModelRunner:
             difference = "it was not tried"
         elif self._adapters.names or has_experts(self._network):
             difference = "sums of experts and adapters depend on how many tokens they get"
-        elif self.model.device.type == "cpu" and not products_keep_bits(self._network):
-            difference = "sums of its products depend on how many tokens they get"
         else:
             with self.thread_context():
-                vocab_size = self.model_info.vocab_size
-                difference = bits_check.find_difference_of_bits(self.logits, vocab_size, size)
+                if self.model.device.type == "cpu" and not products_keep_bits(self._network):
+                    difference = "sums of its products depend on how many tokens they get"
+                else:
+                    vocab_size = self.model_info.vocab_size
+                    difference = bits_check.find_difference_of_bits(self.logits, vocab_size, size)
             self._kv_cache.scrub(range(1, blocks + 1))
         if difference is None:
             progress("answers are the same to the last bit whatever is computed beside them")

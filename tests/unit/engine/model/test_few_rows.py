@@ -76,7 +76,7 @@ def test_few_rows_have_the_bits_of_more(inputs: int, outputs: int, bias: bool, t
     few_rows = load_few_rows()
     assert few_rows is not None
     assert few_rows.has_equal_bits(packed(plain), plain.bias)
-    prepacked = PrepackedLinear(plain, ProductTrials())
+    prepacked = PrepackedLinear(plain, ProductTrials(few_rows=load_few_rows()))
     hidden = torch.randn(1, 40, inputs).bfloat16()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -95,7 +95,7 @@ def test_numbers_near_the_ends_of_the_range_have_the_same_bits(size: float) -> N
     plain = layer(576, 64, bias=False)
     plain.weight.mul_(min(size, 1.0))
     hidden = (torch.randn(3, 576) * size).bfloat16()
-    few, whole = PrepackedLinear(plain, ProductTrials()), PrepackedLinear(plain)
+    few, whole = PrepackedLinear(plain, ProductTrials(few_rows=load_few_rows())), PrepackedLinear(plain)
     assert torch.equal(few(hidden).isnan(), whole(hidden).isnan())
     assert torch.equal(few(hidden).nan_to_num(), whole(hidden).nan_to_num())
 
@@ -108,7 +108,10 @@ def test_shapes_that_onednn_pads_are_its_own(inputs: int, outputs: int) -> None:
     assert few_rows is not None
     assert not few_rows.has_equal_bits(packed(plain), None)
     hidden = torch.randn(2, inputs).bfloat16()
-    assert torch.equal(PrepackedLinear(plain, ProductTrials())(hidden), PrepackedLinear(plain)(hidden))
+    assert torch.equal(
+        PrepackedLinear(plain, ProductTrials(few_rows=load_few_rows()))(hidden),
+        PrepackedLinear(plain)(hidden),
+    )
 
 
 def test_a_model_says_the_same_to_the_last_bit(

@@ -66,20 +66,23 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
 
 
 @pytest.fixture
-def many_threads() -> Iterator[None]:
-    """As many threads as a server's processor has cores, whatever there is here."""
+def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(32)
     yield
     torch.set_num_threads(before)
 
 
 @with_equal_bits
-@pytest.mark.usefixtures("many_threads")
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("threads", [2, 32])
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 576), (896, 1152), (3072, 1024)])
-def test_many_threads_change_nothing_of_it(inputs: int, outputs: int) -> None:
+def test_many_threads_change_nothing_of_it_also_where_they_are_chosen_late(
+    inputs: int, outputs: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
     layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16), ProductTrials())
-    assert layer.keeps_bits
+    torch.set_num_threads(32)
+    assert layer.keeps_bits(ProductTrials())
     hidden = torch.randn(70, inputs, dtype=torch.bfloat16)
     whole = layer(hidden)
     for rows in range(1, 40):
