@@ -1,9 +1,8 @@
 """`FewRows`: products of one to four rows in bfloat16 by the optional package `holdfast-native`."""
 
 import logging
-from ctypes import CDLL, c_ssize_t, c_void_p
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +18,10 @@ TRIED_OUTPUTS = 2**17
 class FewRows:
     """Reads the weights that oneDNN has packed. Used for shapes in which its bits are those of oneDNN."""
 
-    def __init__(self, library: str) -> None:
-        """Raises OSError or AttributeError if it cannot be used."""
-        self._compute: Any = CDLL(library).holdfast_few_rows
-        self._compute.argtypes = [c_void_p] * 4 + [c_ssize_t] * 3
+    def __init__(self, multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        self.multiply = multiply
+        """`[..., inputs]`, packed weights and a bias -> `[..., outputs]`."""
         self._known: dict[tuple[int, int, bool], bool] = {}
-
-    def multiply(self, hidden: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        """`[..., inputs]` -> `[..., outputs]`."""
-        rows, (outputs, inputs) = hidden.contiguous(), packed.shape
-        out = rows.new_empty(*hidden.shape[:-1], outputs)
-        read = rows.data_ptr(), torch.ops.mkldnn.data_ptr(packed), None if bias is None else bias.data_ptr()
-        self._compute(*read, out.data_ptr(), rows.numel() // inputs, inputs, outputs)
-        return out
 
     def has_equal_bits(self, packed: Tensor, bias: Tensor | None) -> bool:
         """Compares it with products of several rows by a layer's weights; each shape once."""
@@ -54,7 +44,7 @@ class FewRows:
 def load_few_rows() -> FewRows | None:
     """None where the package is not installed or cannot be used, or the processor has no AMX."""
     try:
-        few_rows = FewRows(import_module("holdfast_native").LIBRARY)
+        few_rows = FewRows(import_module("holdfast_native").multiply)
     except ModuleNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - it is never needed
