@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+_READ_BYTES = 4 * 1024
+"""Bytes of a connection that are read at a time until its first head is whole."""
 _MAX_HEAD_BYTES = 16 * 1024
 """Bytes of a head that is waited for; Hypercorn refuses a longer one."""
 _HANDSHAKE = 22
@@ -88,7 +90,7 @@ class Arrival:
     def read(self) -> None:
         """Reads what has come; again whenever more comes."""
         try:
-            data = self.socket.recv(_MAX_HEAD_BYTES, self._flags)
+            data = self.socket.recv(_MAX_HEAD_BYTES if self._flags else _READ_BYTES, self._flags)
         except (BlockingIOError, InterruptedError):
             data = None
         except OSError:
@@ -125,7 +127,7 @@ class Arrival:
 
         Only searches: a pipeline of 400 requests, or a head of as many lines, took ten times an acceptance.
         """
-        head = bytes(self.head).partition(b"\n\r\n")[0]
+        head = bytes(self.head[: self.head.find(b"\n\r\n")])
         named = head.lower().find(b"\nauthorization:")
         key = head[named:].partition(b":")[2].partition(b"\n")[0].strip() if named >= 0 else b""
         return head.partition(b" ")[2].partition(b" ")[0], key
