@@ -87,7 +87,7 @@ class PrepackedLinear(nn.Linear):
         both = weight.dtype == torch.float32
         self.weight = plain.weight if both else nn.Parameter(self._packed_weight, requires_grad=False)
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
-        self._forms = ProductForms()
+        self._forms, self._threads = ProductForms(), torch.get_num_threads()
         self._convolution: Tensor | None = None
         self._few_rows = None if trials is None or both else trials.few_rows
         if self._few_rows is not None and not self._few_rows.has_equal_bits(self._packed_weight, self.bias):
@@ -100,7 +100,7 @@ class PrepackedLinear(nn.Linear):
 
     def keeps_bits(self, trials: "ProductTrials") -> bool:
         """Whether a row has the same bits whatever is computed beside it, by the threads there are."""
-        if self._convolution is not None:
+        if self._convolution is not None and torch.get_num_threads() != self._threads:
             self._forms = trials.forms_of(self._packed_weight, self._convolution, self.bias)
         return bool(self._forms.widths)
 

@@ -1,6 +1,7 @@
 """Layers whose weights are arranged for the processor compute what they did, and models do with them."""
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pytest
@@ -77,8 +78,9 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize("threads", [2, 32])
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 576), (896, 1152), (3072, 1024)])
 def test_many_threads_change_nothing_of_it_also_where_they_are_chosen_late(
-    inputs: int, outputs: int, threads: int
+    inputs: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine.model.prepacked_linear, "MAX_SLOWNESS", inf)  # so many threads are slow here
     torch.set_num_threads(threads)
     layer = PrepackedLinear(plain(inputs, outputs, torch.bfloat16), ProductTrials())
     torch.set_num_threads(32)
