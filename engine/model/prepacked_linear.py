@@ -211,7 +211,7 @@ class ProductTrials:
         self._known: dict[tuple[int, int, bool], ProductForms] = {}
 
     def forms_of(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> ProductForms:
-        """Those of a layer, whose weights are given packed for each way."""
+        """The forms for a layer's shape, tried with its weights: packed for products and for convolutions."""
         outputs, inputs = convolution.shape[:2]
         key = outputs, inputs, bias is None
         if key not in self._known:

@@ -44,7 +44,7 @@ def blocks_used(block_size: int) -> int:
 
 
 def _seconds(step: Step, sequences: Sequence[TokenSequence], rows: int, now: Callable[[], float]) -> float:
-    """What a step takes of so many rows of each sequence."""
+    """Seconds of one step that computes `rows` tokens of each sequence, by the clock `now`."""
     plan = tuple(ScheduledChunk(each, 0, rows, (0,) * (rows - 1)) for each in sequences)
     began = now()
     step(plan)

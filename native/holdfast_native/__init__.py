@@ -12,9 +12,13 @@ _compute.argtypes = [c_void_p] * 4 + [c_ssize_t] * 3
 
 
 def multiply(hidden: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`[..., inputs]` -> `[..., outputs]`; neither of both numbers is padded where the weights are packed."""
+    """`[..., inputs]` -> `[..., outputs]`; neither of both numbers is padded where the weights are packed.
+
+    Raises ValueError for more than four rows.
+    """
     rows, (outputs, inputs) = hidden.contiguous(), packed.shape
     out = rows.new_empty(*hidden.shape[:-1], outputs)
     read = rows.data_ptr(), torch.ops.mkldnn.data_ptr(packed), None if bias is None else bias.data_ptr()
-    _compute(*read, out.data_ptr(), rows.numel() // inputs, inputs, outputs)
+    if not _compute(*read, out.data_ptr(), rows.numel() // inputs, inputs, outputs):
+        raise ValueError(f"{rows.numel() // inputs} rows are more than four")
     return out

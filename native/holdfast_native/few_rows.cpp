@@ -88,10 +88,11 @@ void compute(const bfloat16* rows, const bfloat16* weights, const bfloat16* bias
 
 // rows [count, inputs] @ weights.T [inputs, outputs] + bias -> out [count, outputs], with torch's threads. Inputs and
 // outputs are multiples of 32, and the weights lie as oneDNN packs them for AMX: [outputs / 32][inputs / 2][32][2].
-// `bias` may be null. Returns whether it has computed: it does for one to four rows.
+// `bias` may be null. Returns whether it has computed: it does for up to four rows.
 extern "C" int holdfast_few_rows(const bfloat16* rows, const bfloat16* weights, const bfloat16* bias, bfloat16* out,
                                  std::ptrdiff_t count, std::ptrdiff_t inputs, std::ptrdiff_t outputs) {
   switch (count) {
+    case 0: return 1;
     case 1: compute<1>(rows, weights, bias, out, inputs, outputs); return 1;
     case 2: compute<2>(rows, weights, bias, out, inputs, outputs); return 1;
     case 3: compute<3>(rows, weights, bias, out, inputs, outputs); return 1;

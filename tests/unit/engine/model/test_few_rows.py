@@ -101,6 +101,15 @@ def test_numbers_near_the_ends_of_the_range_have_the_same_bits(size: float) -> N
 
 
 @pytest.mark.usefixtures("native")
+def test_more_rows_than_there_are_products_for_are_refused() -> None:
+    few_rows, plain = load_few_rows(), layer(64, 32, bias=False)
+    assert few_rows is not None
+    assert few_rows.multiply(torch.zeros(0, 64).bfloat16(), packed(plain), None).shape == (0, 32)
+    with pytest.raises(ValueError, match="5 rows"):
+        few_rows.multiply(torch.zeros(5, 64).bfloat16(), packed(plain), None)
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(("inputs", "outputs"), [(100, 64), (64, 44), (90, 64)])
 def test_shapes_that_onednn_pads_are_its_own(inputs: int, outputs: int) -> None:
     plain = layer(inputs, outputs, bias=False)
