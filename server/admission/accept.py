@@ -61,14 +61,14 @@ class ConversationChanged(Exception):
     """Items were added to the conversation after the prompt was made from it."""
 
 
+@dataclass(frozen=True, slots=True)
 class Acceptance:
     """The accept transaction. Any thread."""
 
-    def __init__(self, database: Database, replica: UUID, retention_days: int, queue: QueueLimits) -> None:
-        self._database = database
-        self._replica = replica
-        self._retention_days = retention_days
-        self._queue = queue
+    _database: Database
+    _replica: UUID
+    _retention_days: int
+    _queue: QueueLimits
 
     def begin(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
         """The responses as they begin now, without a row."""

@@ -12,12 +12,7 @@ from functools import partial
 from uuid import UUID
 
 from engine.request import RequestRefused
-from server.admission.accept import (
-    Acceptance,
-    AcceptedResponse,
-    AcceptedRun,
-    ConversationChanged,
-)
+from server.admission.accept import Acceptance, AcceptedResponse, AcceptedRun, ConversationChanged
 from server.admission.idempotency import KeyClaims, KeyTaken, find_previous_attempt
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import (
@@ -46,7 +41,6 @@ from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
-from server.request_input.resolve_input import read_request_input
 from server.request_input.template_input import read_templated_input
 from server.store.administration.rate_buckets import Unused
 from server.store.database import Database
@@ -213,10 +207,7 @@ class Admission:
             self._recorder.capacity.check(caller, len(choices))
         if input_items is None:
             (request,) = choices
-            if request.prompt is None:
-                request, input_items = read_request_input(request)
-            else:
-                request, input_items = read_templated_input(self._database, caller.tenant, request)
+            request, input_items = read_templated_input(self._database, caller.tenant, request)
             choices = [request]
         return ParsedCreate(
             caller=caller,
@@ -230,12 +221,11 @@ class Admission:
 
     def _create(self, create: ParsedCreate) -> list[AcceptedResponse]:
         """Prepares, accepts and begins responses; if it raises, what was taken of limits is given back."""
-        caller = create.caller
         rates, budget = None, None
         with ExitStack() as reserved:
-            if caller.has_limits:
-                rates = reserved.enter_context(self.rates.reserving(caller))
-                budget = reserved.enter_context(self.budgets.reserving(caller))
+            if create.caller.has_limits:
+                rates = reserved.enter_context(self.rates.reserving(create.caller))
+                budget = reserved.enter_context(self.budgets.reserving(create.caller))
             for _ in range(MAX_CONVERSATION_RETRIES):
                 runs = self._prepare(create, rates, budget)
                 try:

@@ -49,7 +49,7 @@ class KeyClaims:
         self._replica = replica
         self._lock = threading.Lock()
         self._unused: dict[UUID, _Unused] = {}
-        """By the response that did not begin, the oldest first."""
+        """Claims that were given up, by the response that did not begin, the oldest first."""
 
     def claim(self, new: NewRun) -> None:
         """Claims a response's key, if any, and its approvals. Raises KeyTaken, Conflict or DatabaseError."""
@@ -83,13 +83,13 @@ class KeyClaims:
     def free(self) -> None:
         """Free the keys of responses that did not begin. After a DatabaseError the next call tries again."""
         with self._lock:
-            asked = list(self._unused.values())
-        if not asked:
+            claims = list(self._unused.values())
+        if not claims:
             return
         with self._database.begin() as connection:
-            freed = idempotency_keys.free(connection, [unused.use for unused in asked])
+            freed = idempotency_keys.free(connection, [unused.use for unused in claims])
         with self._lock:
-            for unused in asked:
+            for unused in claims:
                 unused.looks -= 1
                 if unused.use.response_id in freed or unused.looks <= 0:
                     self._unused.pop(unused.use.response_id, None)

@@ -189,9 +189,7 @@ class RunPreparation:
             turns=turns,
             idempotency_key=create.idempotency_key,
             origin=create.origin,
-            end_user=end_user(request.user, request.safety_identifier)
-            if request.user or request.safety_identifier
-            else None,
+            end_user=end_user(request.user, request.safety_identifier),
         )
 
     def _resolve(
@@ -222,10 +220,10 @@ class RunPreparation:
     def count_tokens(self, caller: Caller, request: CreateResponse) -> int:
         """The tokens of a request's prompt, without running it. Raises what creating the response raises."""
         validate_request(caller, request, self.served)
-        request, given = read_templated_input(self.database, caller.tenant, request)
+        request, input_items = read_templated_input(self.database, caller.tenant, request)
         response = new_uuid()
         with reading_input(
-            self.database, self.history, self.served, caller.tenant, request, given, response
+            self.database, self.history, self.served, caller.tenant, request, input_items, response
         ) as resolved_input:
             resolved, _ = self._resolve(caller, request, response, resolved_input)
             return count_prompt(self.served, resolved)
@@ -352,13 +350,13 @@ def _limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choi
 
 def _check_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
     """Raises InvalidRequest if the prompts of these choices have too many log probabilities."""
-    wanted = sum(
+    count = sum(
         len(engine_request.prompt) * max(1, engine_request.prompt_logprobs or 0)
         for engine_request in engine_requests
         if engine_request.prompt_logprobs is not None
     )
-    if wanted > MAX_LOGPROBS:
+    if count > MAX_LOGPROBS:
         raise invalid_value(
-            f"prompt_logprobs would be {wanted} log probabilities here; at most {MAX_LOGPROBS} are told.",
+            f"prompt_logprobs would be {count} log probabilities here; at most {MAX_LOGPROBS} are told.",
             "prompt_logprobs",
         )

@@ -240,18 +240,12 @@ class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     _from_model_config: Any = None
 
 
+_TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _CONFIG_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "stop_strings": "stop",
-}
-CONFIG_NAMES = {
-    **{name: theirs for theirs, name in _CONFIG_NAMES.items()},
-    **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "max_tokens"), "max_new_tokens"),
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    **dict.fromkeys(_TOKEN_LIMITS, "max_new_tokens"),
+    "min_tokens": "min_new_tokens",
+    "stop": "stop_strings",
     "stop_token_ids": "eos_token_id",
 }
 """The generation config's name of each parameter that it may set."""
@@ -272,14 +266,14 @@ def with_generation_config(request: Named, limit: str) -> Named:
     if request.generation_config is None:
         return request
     config = _read_generation_config(request.generation_config)
-    values: dict[str, Any] = {name: getattr(config, theirs) for theirs, name in _CONFIG_NAMES.items()}
+    names = (name for name in _CONFIG_NAMES if name not in _TOKEN_LIMITS or name == limit)
+    values: dict[str, Any] = {name: getattr(config, _CONFIG_NAMES[name]) for name in names}
     if config.do_sample is False:
         values["temperature"] = 0.0
     elif config.do_sample and config.temperature is None:
         values["temperature"] = 1.0  # transformers' default with do_sample, not the model's
-    values[limit] = config.max_new_tokens
-    ends = config.eos_token_id
-    values["stop_token_ids"] = [ends] if isinstance(ends, int) else ends
+    if isinstance(config.eos_token_id, int):
+        values["stop_token_ids"] = [config.eos_token_id]
     missing = {name: value for name, value in values.items() if getattr(request, name) is None}
     return msgspec.structs.replace(request, **missing, generation_config=None)
 
@@ -307,7 +301,6 @@ def _read_generation_config(fields: str | Mapping[str, Any]) -> GenerationConfig
 Translated = CompletionParameters | CreateResponse | TokenizeRequest
 _FIRST_NAME = re.compile(r"([^.\[]*)(.*)", re.DOTALL)
 _INDEXED = re.compile(r"\[(\d+)\]\.?(.*)", re.DOTALL)
-_TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _CHAT_PATHS = {
     "include": "logprobs",
     "input": "messages",
@@ -371,9 +364,9 @@ def _in_generation_config(request: Translated, name: str) -> str | None:
     if getattr(request, "generation_config", None) is None:
         return None
     names = _TOKEN_LIMITS if name in _TOKEN_LIMITS else (name,)
-    if name not in CONFIG_NAMES or any(getattr(request, field, None) is not None for field in names):
+    if name not in _CONFIG_NAMES or any(getattr(request, field, None) is not None for field in names):
         return None
-    return f"generation_config.{CONFIG_NAMES[name]}"
+    return f"generation_config.{_CONFIG_NAMES[name]}"
 
 
 def _grammar_path(request: Translated, rest: str) -> str:

@@ -185,10 +185,10 @@ def _lock(connection: Connection, owners: Sequence[_Owner]) -> None:
 
 
 def _read(connection: Connection, owners: Sequence[_Owner]) -> list[Budget]:
-    found = budget_standings.standings(connection, [owner for _, _, owner in owners])
+    standings = budget_standings.standings(connection, [owner for _, _, owner in owners])
     return [
         budget
-        for (owner, limits, _), standing in zip(owners, found, strict=True)
+        for (owner, limits, _), standing in zip(owners, standings, strict=True)
         for budget in budgets_of(owner, limits, standing)
     ]
 

@@ -294,24 +294,20 @@ class RequestReads:
         self._tenant = tenant
         self._count = 0
         """Bytes of items and pictures."""
-        self._items = 0
-
-    @property
-    def item_bytes(self) -> int:
+        self.item_bytes = 0
         """Bytes of the items read so far, as JSON, without pictures."""
-        return self._items
 
     def start_over(self) -> None:
         """Release the bytes counted so far, before a transaction is repeated."""
         if self._count:
             self._limit.release(self._tenant, self._count)
-            self._count = self._items = 0
+            self._count = self.item_bytes = 0
 
     def reserve(self, size: HistorySize) -> None:
         """Counts a read. Raises InvalidRequest, TooManyRequests or Overloaded at its limits."""
-        check_history_size(self._items + size.bytes, size.items)
+        check_history_size(self.item_bytes + size.bytes, size.items)
         self._acquire(size.bytes)
-        self._items += size.bytes
+        self.item_bytes += size.bytes
 
     def reserve_images(self, size: int) -> None:
         """Count the bytes of pictures before they are read. Raises as `reserve` does."""
