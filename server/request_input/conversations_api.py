@@ -42,9 +42,9 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
     return to_wire(database.retry(work))
 
 
-def list_stored(database: Database, tenant: str, asked: PageRequest) -> Page[msgspec.Raw]:
-    listed = database.retry(lambda connection: store.list_page(connection, tenant, asked))
-    return make_page([msgspec.json.encode(to_wire(one.conversation)) for one in listed], asked.limit)
+def list_stored(database: Database, tenant: str, request: PageRequest) -> Page[msgspec.Raw]:
+    listed = database.retry(lambda connection: store.list_page(connection, tenant, request))
+    return make_page([msgspec.json.encode(to_wire(row.conversation)) for row in listed], request.limit)
 
 
 def find(database: Database, tenant: str, conversation: UUID) -> Conversation:
@@ -120,17 +120,19 @@ def delete_item(database: Database, caller: Caller, conversation: UUID, item_id:
     return to_wire(locked)
 
 
-def list_items(database: Database, tenant: str, conversation: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
+def list_items(
+    database: Database, tenant: str, conversation: UUID, request: PageRequest
+) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
         kind = "an item of this conversation"
-        page = item_page(connection, CONVERSATION_LIST, tenant, conversation, asked, kind)
+        page = item_page(connection, CONVERSATION_LIST, tenant, conversation, request, kind)
         return page_with_image_urls(connection, tenant, page)
 
     page = database.read(work)
-    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], request.limit, more=page.more)
 
 
 def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:

@@ -71,19 +71,19 @@ def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[In
     if request.previous_input_messages:
         before = read_previous(request.previous_input_messages)
         request = msgspec.structs.replace(request, previous_input_messages=None)
-        given = [*before, *(read_input(request.input) if request.input else [])]
+        elements = [*before, *(read_input(request.input) if request.input else [])]
     else:
-        given = read_input(_required_input(request))
-    if CompactionTrigger() in given:
-        request = _with_compaction_trigger(request, given)
-    return request, given
+        elements = read_input(_required_input(request))
+    if CompactionTrigger() in elements:
+        request = _with_compaction_trigger(request, elements)
+    return request, elements
 
 
-def _with_compaction_trigger(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
+def _with_compaction_trigger(request: CreateResponse, elements: Sequence[InputItem]) -> CreateResponse:
     """The trigger as a `context_management` entry: it is no item, and the request is stored."""
-    if given.count(CompactionTrigger()) > 1:
+    if elements.count(CompactionTrigger()) > 1:
         raise invalid_value("Only one compaction_trigger may be given.", "input")
-    if given[-1] != CompactionTrigger():
+    if elements[-1] != CompactionTrigger():
         raise invalid_value("The compaction_trigger must be the last input item.", "input")
     settings = [*(request.context_management or ()), ContextManagement(COMPACTION_TRIGGER)]
     return msgspec.structs.replace(request, context_management=settings)
@@ -98,19 +98,19 @@ def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
     return []
 
 
-def input_alone(
-    request: CreateResponse, given: Sequence[InputItem], prior_items: Sequence[Item] | None
+def _input_alone(
+    request: CreateResponse, elements: Sequence[InputItem], prior_items: Sequence[Item] | None
 ) -> StoredInput | None:
     """The input of a request that refers to nothing stored; None for any other request. Pure."""
-    refers = request.previous_response_id is not None and prior_items is None
-    if refers or request.conversation is not None or any(isinstance(one, ItemReference) for one in given):
+    refers = request.conversation is not None or any(isinstance(item, ItemReference) for item in elements)
+    if refers or (request.previous_response_id is not None and prior_items is None):
         return None
-    items = [item for item in given if not isinstance(item, CompactionTrigger | ItemReference)]
+    items = [item for item in elements if not isinstance(item, CompactionTrigger | ItemReference)]
     return StoredInput(items, prior_items or ())
 
 
 def resolve_input(
-    stored: StoredInput, given: Sequence[InputItem], response: UUID, seal: Seal, tenant: str
+    stored: StoredInput, elements: Sequence[InputItem], response: UUID, seal: Seal, tenant: str
 ) -> ResolvedInput:
     """The items of a request. Raises ApiError for unmatched call outputs and approvals. Pure."""
     history, items = stored.history, stored.input_items
@@ -119,10 +119,10 @@ def resolve_input(
     if all(isinstance(item, Message) for item in (*history, *items)):
         own = [with_own_id(item, response, "i", index, lasting) for index, item in enumerate(items)]
         return ResolvedInput(stored.previous_id, history, own, stored.conversation, only_messages=True)
-    new = with_own_ids(given, items, response, "i", seal, tenant, lasting)
+    new = with_own_ids(elements, items, response, "i", seal, tenant, lasting)
     approves = any(isinstance(item, McpApprovalResponse) for item in (*history, *new))
     if approves:
-        _validate_approvals([*history, *new], new, given, seal, tenant)
+        _validate_approvals([*history, *new], new, elements, seal, tenant)
     _validate_call_outputs(history, new, lambda items: unseal_items(items, seal, tenant))
     sent_ids = {
         own.id: sent.id for sent, own in zip(items, new, strict=True) if isinstance(own, McpApprovalRequest)
@@ -139,17 +139,16 @@ def reading_input(
     served: LoadedModel,
     tenant: str,
     request: CreateResponse,
-    given: Sequence[InputItem],
+    elements: Sequence[InputItem],
     response: UUID,
     prior_items: Sequence[Item] | None = None,
     check: Callable[[Connection], None] | None = None,
 ) -> Iterator[ResolvedInput]:
     """`check`, `resolve_input` and its pictures, in one transaction; the history counts during the block."""
-    alone = None
-    if check is None and served.images is None:
-        alone = input_alone(request, given, prior_items)
+    is_checked = check is not None or served.images is not None
+    alone = None if is_checked else _input_alone(request, elements, prior_items)
     if alone is not None:
-        yield resolve_input(alone, given, response, served.seal, tenant)
+        yield resolve_input(alone, elements, response, served.seal, tenant)
         return
     with history.for_request(tenant) as reads:
 
@@ -157,14 +156,14 @@ def reading_input(
             reads.start_over()
             if check is not None:
                 check(connection)
-            stored = read_stored_input(connection, tenant, request, given, prior_items, reserve=reads.reserve)
+            stored = read_stored_input(connection, tenant, request, elements, prior_items, reads.reserve)
             if served.images is None:
                 return stored, {}
             items = [*stored.history, *stored.input_items]
             return stored, read_images(connection, tenant, items, reads.reserve_images)
 
         stored, pictures = database.read(read)
-        resolved = resolve_input(stored, given, response, served.seal, tenant)
+        resolved = resolve_input(stored, elements, response, served.seal, tenant)
         resolved = replace(resolved, read_bytes=reads.item_bytes)
         if served.images is not None:
             images = prompt_images(served, tenant, request, resolved.items, pictures)
@@ -201,7 +200,7 @@ def with_own_id(
 
 
 def with_own_ids(
-    given: Sequence[InputItem],
+    elements: Sequence[InputItem],
     resolved: Sequence[Item],
     source: UUID,
     side: ids.ItemSource,
@@ -211,9 +210,9 @@ def with_own_ids(
 ) -> list[Item]:
     """The items with new ids, but for the lasting ones, and references between them changed accordingly.
 
-    `given` is the input that they were resolved from; elements that are no items are skipped.
+    `elements` is the input that they were resolved from; elements that are no items are skipped.
     """
-    stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
+    stored = [isinstance(item, ItemReference) for item in elements if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):
         if isinstance(item, McpApprovalRequest):
@@ -221,9 +220,9 @@ def with_own_ids(
     return _with_renamed_references(resolved, new)
 
 
-def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+def _with_renamed_references(resolved: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """The new items, with approval_request_id changed to the new ids. Pure."""
-    names = {before.id: after.id for before, after in zip(given, new, strict=True) if before.id}
+    names = {before.id: after.id for before, after in zip(resolved, new, strict=True) if before.id}
 
     def rename(item: Item) -> Item:
         if isinstance(item, McpCall | McpApprovalResponse) and item.approval_request_id in names:
@@ -234,12 +233,12 @@ def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list
 
 
 def _validate_approvals(
-    items: Sequence[Item], new: Sequence[Item], given: Sequence[InputItem], seal: Seal, tenant: str
+    items: Sequence[Item], new: Sequence[Item], elements: Sequence[InputItem], seal: Seal, tenant: str
 ) -> None:
     """Raises InvalidRequest for an unknown approval request, or a call that this server did not ask about."""
     for request in approved_calls(items):
         if not (ids.is_output_id(request.id) or is_tagged(seal, tenant, request)):
-            answers = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]
+            answers = [index for index, item in enumerate(elements) if isinstance(item, McpApprovalResponse)]
             raise InvalidRequest(
                 f"The call of '{request.name[:100]}' is allowed, but this server did not ask whether it may "
                 "be made: send the mcp_approval_request as the server gave it, with its id, or go on from "
@@ -260,9 +259,7 @@ def _validate_call_outputs(
     """Raises InvalidRequest for an output whose call is in no item, nor sealed in a compaction. Pure."""
     calls = _calls([*history, *new])
     for item in new:
-        if not isinstance(item, CallOutput):
-            continue
-        if item.call_id is None or item.call_id in calls:
+        if not isinstance(item, CallOutput) or item.call_id is None or item.call_id in calls:
             continue
         if item.call_id not in _calls(unseal([*history, *new])):
             raise InvalidRequest(

@@ -39,23 +39,26 @@ def read_stored_input(
     connection: Connection,
     tenant: str,
     request: CreateResponse,
-    given: Sequence[InputItem],
+    elements: Sequence[InputItem],
     prior_items: Sequence[Item] | None = None,
-    *,
     reserve: Reserve = unbounded,
 ) -> StoredInput:
     """Reads what the request refers to. Raises ApiError for what is missing. `prior_items` is the history
     where that is not stored; `reserve` gets the size of items before they are read.
     """
-    conversation = parse_conversation(request)
-    previous, version, history_items = None, None, prior_items or ()
+    conversation = _parse_conversation(request)
+    previous, version, history = None, None, prior_items or ()
     if prior_items is None and request.previous_response_id is not None:
-        previous, history_items = _read_previous(connection, tenant, request.previous_response_id, reserve)
+        previous, history = _read_previous(connection, tenant, request.previous_response_id, reserve)
     if conversation is not None:
-        version, history_items = _read_versioned_conversation(connection, tenant, conversation, reserve)
-    wanted = [item for item in given if not isinstance(item, CompactionTrigger)]
-    input_items = resolve_references(connection, tenant, wanted, reserve)
-    return StoredInput(input_items, history_items, previous, version)
+        # Before the items: one that is added in between is noticed in the accept transaction.
+        row = conversations.get(connection, tenant, conversation)
+        if row is None:
+            raise unknown_conversation(ids.conversation_id(conversation))
+        version = ConversationVersion(conversation, row.next_position)
+        history = read_conversation(connection, tenant, conversation, reserve)
+    items = [item for item in elements if not isinstance(item, CompactionTrigger)]
+    return StoredInput(resolve_references(connection, tenant, items, reserve), history, previous, version)
 
 
 def read_images(
@@ -91,7 +94,7 @@ def read_conversation(
     return [decode_item(payload) for payload in payloads]
 
 
-def parse_conversation(request: CreateResponse) -> UUID | None:
+def _parse_conversation(request: CreateResponse) -> UUID | None:
     """The id of the request's conversation, if it has one. Raises ApiError for an invalid id. Pure."""
     if request.conversation is None:
         return None
@@ -101,46 +104,34 @@ def parse_conversation(request: CreateResponse) -> UUID | None:
             param="conversation",
             code="mutually_exclusive_parameters",
         )
-    given = request.conversation if isinstance(request.conversation, str) else request.conversation.id
-    _refuse_prefix(given, "conv", "conversation")
-    found = ids.parse_conversation_id(given)
-    if found is None:
-        raise unknown_conversation(given)
-    return found
+    name = request.conversation if isinstance(request.conversation, str) else request.conversation.id
+    _refuse_prefix(name, "conv", "conversation")
+    conversation = ids.parse_conversation_id(name)
+    if conversation is None:
+        raise unknown_conversation(name)
+    return conversation
 
 
-def _refuse_prefix(given: str, prefix: str, param: str) -> None:
+def _refuse_prefix(name: str, prefix: str, param: str) -> None:
     """Raises InvalidRequest, in OpenAI's words, for an id of something else."""
-    if not given.startswith(f"{prefix}_"):
+    if not name.startswith(f"{prefix}_"):
         raise invalid_value(
-            f"Invalid '{param}': '{given[:100]}'. Expected an ID that begins with '{prefix}_'.", param
+            f"Invalid '{param}': '{name[:100]}'. Expected an ID that begins with '{prefix}_'.", param
         )
 
 
-def unknown_conversation(given: str) -> NotFound:
+def unknown_conversation(name: str) -> NotFound:
     """One error for another tenant's conversation, a deleted one and one that never existed."""
-    return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
-
-
-def _read_versioned_conversation(
-    connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
-) -> tuple[ConversationVersion, list[Item]]:
-    """The version is read before the items: an item added in between is noticed in the accept transaction."""
-    found = conversations.get(connection, tenant, conversation)
-    if found is None:
-        raise unknown_conversation(ids.conversation_id(conversation))
-    return ConversationVersion(conversation, found.next_position), read_conversation(
-        connection, tenant, conversation, reserve
-    )
+    return NotFound(f"Conversation with id '{name[:100]}' not found.", param="conversation")
 
 
 def resolve_references(
-    connection: Connection, tenant: str, given: Sequence[InputItem], reserve: Reserve = unbounded
+    connection: Connection, tenant: str, elements: Sequence[InputItem], reserve: Reserve = unbounded
 ) -> list[Item]:
     """The input with its item references read. Raises NotFound, or InvalidRequest beyond the size limit."""
     resolved: list[Item] = []
     referred = 0
-    for item in given:
+    for item in elements:
         if not isinstance(item, ItemReference):
             assert not isinstance(item, CompactionTrigger)
             resolved.append(item)
@@ -171,20 +162,20 @@ def _referenced_payload(connection: Connection, tenant: str, item: ItemReference
 
 
 def _read_previous(
-    connection: Connection, tenant: str, given: str, reserve: Reserve
+    connection: Connection, tenant: str, name: str, reserve: Reserve
 ) -> tuple[UUID, list[Item]]:
     """The id of the previous response and every item up to its end, oldest first."""
-    _refuse_prefix(given, "resp", "previous_response_id")
-    found = ids.parse_response_id(given)
-    stored = responses.get(connection, tenant, found) if found else None
-    if found is None or stored is None:
-        raise unknown_previous(given)
+    _refuse_prefix(name, "resp", "previous_response_id")
+    response = ids.parse_response_id(name)
+    stored = responses.get(connection, tenant, response) if response else None
+    if response is None or stored is None:
+        raise unknown_previous(name)
     if stored.status not in TERMINAL_STATUSES:
         raise InvalidRequest(
-            f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
+            f"The response '{name}' is still {stored.status}; wait for its end before going on from it.",
             param="previous_response_id",
         )
-    return found, read_history(connection, tenant, found, reserve)
+    return response, read_history(connection, tenant, response, reserve)
 
 
 def removed_image() -> NotFound:
@@ -194,10 +185,10 @@ def removed_image() -> NotFound:
     )
 
 
-def unknown_previous(given: str) -> InvalidRequest:
+def unknown_previous(name: str) -> InvalidRequest:
     """OpenAI's error, the same for another tenant's response, a deleted one and one that never existed."""
     return InvalidRequest(
-        f"Previous response with id '{given[:100]}' not found.",
+        f"Previous response with id '{name[:100]}' not found.",
         param="previous_response_id",
         code="previous_response_not_found",
     )
