@@ -90,7 +90,8 @@ class Follower(Worker):
 
     def _read(self) -> None:
         began = monotonic()
-        remote = [one for one in self._hub.subscriptions() if not self._runs_here(one.response_id)]
+        subscriptions = self._hub.subscriptions()
+        remote = [watched for watched in subscriptions if not self._runs_here(watched.response_id)]
         has_updates = bool(remote) and self._publish_updates(remote)
         self._quiet = 0 if has_updates else self._quiet + 1
         now = monotonic()
@@ -105,11 +106,12 @@ class Follower(Worker):
             if is_unavailable(error):
                 raise
         # The reads may have failed after the first of them were published.
-        ids, found = {one.response_id for one in watched}, False
-        for one in self._hub.subscriptions():
-            if one.response_id in ids:
-                found |= self._publish_alone(one)
-        return found
+        ids = {subscription.response_id for subscription in watched}
+        has_updates = False
+        for subscription in self._hub.subscriptions():
+            if subscription.response_id in ids:
+                has_updates |= self._publish_alone(subscription)
+        return has_updates
 
     def _publish_together(self, watched: Sequence[Subscription]) -> bool:
         with self._database.begin() as connection:

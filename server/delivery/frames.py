@@ -30,7 +30,7 @@ class OpenResponsesNames:
     """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
-        return [to_open_responses(one) for one in frames]
+        return [to_open_responses(frame) for frame in frames]
 
     def end(self) -> list[bytes]:
         return []

@@ -331,8 +331,8 @@ class Abandonment:
         with self._lock:
             for response in read_elsewhere:
                 self._cancel_at[response] = now + GRACE_SECONDS
-            self._cancel_at = {one: at for one, at in self._cancel_at.items() if self._is_unread(one)}
-            due = [one for one, at in self._cancel_at.items() if at <= now or alone]
+            self._cancel_at = {id_: at for id_, at in self._cancel_at.items() if self._is_unread(id_)}
+            due = [response for response, at in self._cancel_at.items() if at <= now or alone]
             for response in due:
                 del self._cancel_at[response]
         for response in due:

@@ -135,11 +135,11 @@ def _digests(item: Item | None) -> Counter[bytes]:
 def _load(
     connection: Connection, tenant: str, digests: Collection[bytes], known: Mapping[bytes, StoredImage]
 ) -> dict[bytes, StoredImage]:
-    loaded = images.load(connection, tenant, [digest for digest in digests if digest not in known])
-    found = {**{digest: known[digest] for digest in digests if digest in known}, **loaded}
-    if len(found) < len(digests):
-        log.error("%d pictures of stored items are not there", len(digests) - len(found))
-    return found
+    pictures = {digest: known[digest] for digest in digests if digest in known}
+    pictures |= images.load(connection, tenant, [digest for digest in digests if digest not in known])
+    if len(pictures) < len(digests):
+        log.error("%d pictures of stored items are not there", len(digests) - len(pictures))
+    return pictures
 
 
 def _with_urls(

@@ -36,7 +36,6 @@ from server.store.database import Connection, Database
 from server.store.log_read import FoldedStream, LoggedEvent
 
 log = logging.getLogger("holdfast.read")
-
 list_log = logging.getLogger("holdfast.lists")
 
 PAGE_EVENTS = 1024
@@ -91,18 +90,19 @@ def _ending(stored: StoredResponse) -> Ending | None:
 
 def find_response(database: Database, tenant: str, response: UUID) -> Response | None:
     """`read_response` in one snapshot, so that a concurrent purge cannot remove a part of it."""
-    found = responses.find_with_output(database, tenant, response)
-    if found is None:
+    row = responses.find_with_output(database, tenant, response)
+    if row is None:
         return None
-    stored, output = found
+    stored, output = row
     if name_images(output) or wants_token_dump(stored.asked):
         return database.read(lambda connection: read_response(connection, tenant, response))
     return as_response(stored, output)
 
 
-def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> list[bytes] | None:
+def final_responses(database: Database, tenant: str, response_ids: Sequence[UUID]) -> list[bytes] | None:
     """These responses as JSON, without deleted ones; None while one of them has not ended."""
-    existing = [one for response in wanted if (one := find_response(database, tenant, response)) is not None]
+    found = (find_response(database, tenant, response) for response in response_ids)
+    existing = [response for response in found if response is not None]
     if any(response.status not in TERMINAL_STATUSES for response in existing):
         return None
     return [msgspec.json.encode(response) for response in existing]
@@ -223,12 +223,12 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
     tail = logged[-TAIL_FRAMES:]
     first = tail[0].event.sequence_number if tail else update.end
     encoded = None if final is None else msgspec.json.encode(final)
-    made = tuple([frame(response, event, attempt) for event, attempt in tail])
-    return Published(response, first, made, encoded)
+    frames = tuple([frame(response, event, attempt) for event, attempt in tail])
+    return Published(response, first, frames, encoded)
 
 
 def list_responses(
-    database: Database, tenant: str, filters: Filters, asked: PageRequest
+    database: Database, tenant: str, filters: Filters, request: PageRequest
 ) -> Page[msgspec.Raw]:
     """A page of responses; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
@@ -243,32 +243,32 @@ def list_responses(
                 name = ids.response_id(stored.id)
                 list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
-    return list_encoded(database, tenant, filters, asked, ids.parse_response_id, "a response", encode)
+    return list_encoded(database, tenant, filters, request, ids.parse_response_id, "a response", encode)
 
 
 def list_encoded(
     database: Database,
     tenant: str,
     filters: Filters,
-    asked: PageRequest,
+    request: PageRequest,
     parse_id: Callable[[str], UUID | None],
     kind: str,
     encode: Callable[[Connection, Sequence[StoredResponse]], Iterator[bytes]],
 ) -> Page[msgspec.Raw]:
     """A page of what `encode` makes of responses. Raises InvalidRequest if `after` is none of this `kind`."""
-    limit = asked.limit
+    limit = request.limit
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = None
-        if asked.after is not None:
-            response = parse_id(asked.after)
+        if request.after is not None:
+            response = parse_id(request.after)
             cursor = response_pages.find_cursor(connection, tenant, response) if response else None
             if cursor is None:
-                raise bad_cursor(asked.after, kind)
+                raise bad_cursor(request.after, kind)
         page: list[bytes] = []
         size = 0
         while True:
-            part = PageRequest(cursor, limit + 1, asked.newest_first)
+            part = PageRequest(cursor, limit + 1, request.newest_first)
             rows, more = response_pages.bounded_page(connection, tenant, filters, part, MAX_BYTES)
             for encoded in encode(connection, rows):
                 if len(page) == limit or size >= MAX_BYTES:
@@ -287,7 +287,7 @@ def list_input_items(
     database: Database,
     tenant: str,
     response: UUID,
-    asked: PageRequest,
+    request: PageRequest,
     *,
     image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
@@ -296,7 +296,7 @@ def list_input_items(
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
-        page = item_page(connection, INPUT_LIST, tenant, response, asked, "an input item of this response")
+        page = item_page(connection, INPUT_LIST, tenant, response, request, "an input item of this response")
         if image_urls:
             return page_with_image_urls(connection, tenant, page)
         return PayloadPage(without_image_urls(page.payloads), page.more)
@@ -304,16 +304,16 @@ def list_input_items(
     page = database.read(work)
     if page is None:
         return None
-    return make_page([payload.encode() for payload in page.payloads], asked.limit, more=page.more)
+    return make_page([payload.encode() for payload in page.payloads], request.limit, more=page.more)
 
 
 def item_page(
-    connection: Connection, item_list: ItemList, tenant: str, owner: UUID, asked: PageRequest, kind: str
+    connection: Connection, item_list: ItemList, tenant: str, owner: UUID, request: PageRequest, kind: str
 ) -> PayloadPage:
-    """A page of items as stored. Raises InvalidRequest where `asked.after` is no id of this `kind`."""
-    if asked.after is not None:
-        position = stored_items.item_position(connection, item_list, tenant, owner, asked.after)
+    """A page of items as stored. Raises InvalidRequest where `request.after` is no id of this `kind`."""
+    if request.after is not None:
+        position = stored_items.item_position(connection, item_list, tenant, owner, request.after)
         if position is None:
-            raise bad_cursor(asked.after, kind)
-        asked = asked._replace(after=position)
-    return stored_items.item_page(connection, item_list, tenant, owner, asked, MAX_BYTES)
+            raise bad_cursor(request.after, kind)
+        request = request._replace(after=position)
+    return stored_items.item_page(connection, item_list, tenant, owner, request, MAX_BYTES)

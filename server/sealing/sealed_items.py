@@ -136,11 +136,11 @@ def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
     return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(item_id, request))
 
 
-def keep_approval_tag(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:
-    """`own`, the copy of `given` with a new id; a valid approval request gets a MAC for that id."""
-    if not isinstance(given, McpApprovalRequest) or not isinstance(own, McpApprovalRequest):
+def keep_approval_tag(seal: Seal, tenant: str, sent: Item, own: Item, *, stored: bool = False) -> Item:
+    """`own`, the copy of `sent` with a new id; a valid approval request gets a MAC for that id."""
+    if not isinstance(sent, McpApprovalRequest) or not isinstance(own, McpApprovalRequest):
         return own
-    if is_tagged(seal, tenant, given) or (stored and is_output_id(given.id)):
+    if is_tagged(seal, tenant, sent) or (stored and is_output_id(sent.id)):
         return with_tagged_id(seal, tenant, own)
     return own
 
