@@ -25,13 +25,7 @@ from server.recording.write_updates import EventsLost, is_written, log_chunks, m
 from server.store import commit_probe
 from server.store.cluster import leases
 from server.store.commit_probe import Acknowledged
-from server.store.database import (
-    Connection,
-    Database,
-    commit_synchronously,
-    is_responsive,
-    set_timeouts,
-)
+from server.store.database import Connection, Database, commit_synchronously, is_responsive, set_timeouts
 from server.store.database_errors import CommitFailure, classify, first_line, is_statement_timeout
 from server.store.log_append import LogGap, NewLogRow, append_and_commit
 from server.store.timeout_connection import RECORDER_TIMEOUTS
@@ -207,10 +201,10 @@ class Committer:
             "the database has lost what was committed of %d responses; it is written again", len(responses)
         )
         lost = set(responses) - {update.run.facts.id for update in updates}
-        taken = self.recent.take(lost)
+        retained = self.recent.take(lost)
         running = {response: run for response in lost if (run := self._registry.get(response))}
         for response in lost:
-            update = taken.get(response) or RunUpdate(running[response])
+            update = retained.get(response) or RunUpdate(running[response])
             self._registry.isolated[response.hex] = update
 
     def _try_alone(self, update: RunUpdate) -> RunUpdate | None:

@@ -34,10 +34,10 @@ class Pause(NamedTuple):
 
     longest: float
     urgent: float
-    """Where an answer begins or ends: as long as the thread computed for the commit, but not longer than
-    `longest`. Where that happens in every step of the engine, the recorder still has the GIL for half of the
-    time at most. The commit's wait for the disk does not count: it holds no GIL, and a client waits longer
-    for a slow disk already."""
+    """The pause where an answer begins or ends: as long as the thread computed for the commit, but not longer
+    than `longest`. Where that happens in every step of the engine, the recorder still has the GIL for half of
+    the time at most. The commit's wait for the disk does not count: it holds no GIL, and a client waits
+    longer for a slow disk already."""
 
 
 NO_PAUSE = Pause(-inf, -inf)
@@ -108,7 +108,7 @@ class Inbox:
         return ()
 
     def drain(self) -> list[RecorderMessage]:
-        """All that is there."""
+        """The messages of all deliveries that have come."""
         messages: list[RecorderMessage] = []
         with suppress(queue.Empty):
             while True:

@@ -91,12 +91,12 @@ class RecentCommits:
 
     def take(self, responses: Collection[UUID]) -> dict[UUID, RunUpdate]:
         """Removes all commits of these responses; returns an update for each that writes them again."""
-        taken = [commit for commit in self._commits if commit.run.facts.id in responses] if responses else []
-        if not taken:
+        if not responses:
             return {}
+        commits = [commit for commit in self._commits if commit.run.facts.id in responses]
         self._commits = deque(commit for commit in self._commits if commit.run.facts.id not in responses)
         updates: dict[UUID, RunUpdate] = {}
-        for commit in taken:
+        for commit in commits:
             response = commit.run.facts.id
             rows = updates[response].earlier_rows if response in updates else ()
             updates[response] = RunUpdate(

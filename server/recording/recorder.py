@@ -177,11 +177,6 @@ class Recorder:
     def _is_running(self, response_id: UUID) -> bool:
         return self.produces(response_id) or response_id.hex in self._registry.isolated
 
-    @property
-    def load(self) -> int:
-        """The number of responses that this process generates or is about to. Any thread."""
-        return len(self.capacity)
-
     def build_run(
         self, facts: RunFacts, decoding: Callable[[], DecodingSpec], *, announces: bool = False
     ) -> None:
@@ -241,8 +236,8 @@ class Recorder:
     def _finish_isolated(self) -> None:
         """Goes on until no update is isolated, as long as there is time."""
         isolated = self._registry.isolated
-        while isolated and (left := self._committer.give_up_at - self._clock()) > 0:
-            self.process(self._inbox.get(min(left, _POLL_SECONDS)))
+        while isolated and (seconds := self._committer.give_up_at - self._clock()) > 0:
+            self.process(self._inbox.get(min(seconds, _POLL_SECONDS)))
         if isolated:
             log.error("%d responses could not be stored; others go on with them", len(isolated))
 

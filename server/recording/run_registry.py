@@ -136,9 +136,6 @@ class RunRegistry:
                     Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage, times=times
                 )
                 self._advance(updates, key, now, act)
-            case PromptLogprobs():
-                act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
-                self._advance(updates, key, now, act)
             case Tokens() | StopRecorder() | VerifyCommits() | CheckOwnership():
                 pass
             case _:
@@ -190,13 +187,8 @@ class RunRegistry:
     def _finish(self, updates: dict[str, RunUpdate], message: Finished, now: datetime) -> None:
         """The engine request has ended, and with it one turn of the run, or the run."""
         key = response_hex_of(message)
-        act = partial(
-            Run.finish,
-            reason=message.reason,
-            usage=message.usage,
-            at=now,
-            times=message.times,
-        )
+        reason, usage, times = message.reason, message.usage, message.times
+        act = partial(Run.finish, reason=reason, usage=usage, at=now, times=times)
         update = self._advance(updates, key, now, act)
         tokens = self._tokens_without_event.pop(key, [])
         if update is not None and update.events and update.run.ending is None:
@@ -245,10 +237,13 @@ class RunRegistry:
 
 
 def _action(
-    message: FailRun | CancelRun | ToolCallFinished | StartTurn | CancelRequested, now: datetime
+    message: PromptLogprobs | FailRun | CancelRun | ToolCallFinished | StartTurn | CancelRequested,
+    now: datetime,
 ) -> Callable[[Run], list[Event]]:
-    """The action on a run that a message of a handler, a tool or the tool loop asks for."""
+    """The action on a run that a message asks for which neither starts it nor ends its engine request."""
     match message:
+        case PromptLogprobs():
+            return partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
         case FailRun(_, code, text):
             return partial(Run.fail, code=code, message=text, at=now)
         case CancelRun(_, reason):

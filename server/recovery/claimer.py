@@ -251,10 +251,9 @@ class Claimer(Worker):
             return True
         full = self._recorder.capacity.full_tenants()
         try:
-            while claimed := self._claim(partial(self._claim_waiting, full=full)):
-                self._handle(claimed, partial(self._resume, full=full))
-            while claimed := self._claim(partial(self._claim_idle, full=full)):
-                self._handle(claimed, partial(self._resume, full=full))
+            for idle in (False, True):
+                while claimed := self._claim(partial(self._claim_waiting, full=full, idle=idle)):
+                    self._handle(claimed, partial(self._resume, full=full))
         except _NoRoom:
             return True
         return self._room <= 0 or bool(full)
@@ -324,7 +323,7 @@ class Claimer(Worker):
         """The number of further responses that this replica can run."""
         if not self._generates or not self._served.engine.stats().alive:
             return 0
-        return self._max_running - self._recorder.load
+        return self._max_running - len(self._recorder.capacity)
 
     @property
     def _idle_room(self) -> int:
@@ -332,16 +331,15 @@ class Claimer(Worker):
         response runs here, few of what it can run, as another may come at any time and waits for their step.
         """
         self._idle = {response for response in self._idle if response in self._recorder.capacity}
-        others = self._recorder.load - len(self._idle)
+        others = len(self._recorder.capacity) - len(self._idle)
         places = max(self._max_running // IDLE_SHARE, min(self._max_running // 2, FEW_IDLE), 1)
         return 0 if others else min(self._room, places - len(self._idle))
 
-    def _claim_waiting(
-        self, connection: Connection, full: set[str], *, idle: bool = False
-    ) -> list[StoredResponse]:
+    def _claim_waiting(self, connection: Connection, full: set[str], *, idle: bool) -> list[StoredResponse]:
+        """Claims what can be run here; with `idle`, responses with a completion window."""
         if (room := min(self._idle_room if idle else self._room, self._batch)) <= 0:
             return []
-        return claims.claim_waiting(
+        claimed = claims.claim_waiting(
             connection,
             self._replica,
             models=self._served.names,
@@ -350,10 +348,8 @@ class Claimer(Worker):
             limit=room,
             idle=idle,
         )
-
-    def _claim_idle(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        claimed = self._claim_waiting(connection, full, idle=True)
-        self._idle |= {stored.id for stored in claimed}
+        if idle:
+            self._idle |= {stored.id for stored in claimed}
         return claimed
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
@@ -476,9 +472,8 @@ class Claimer(Worker):
         run = rebuilt.run
         tool_work = run.take_tool_work()
         if rebuilt.engine_request is None and not run.next_step_is_tools:
-            self._recorder.deliver(
-                [StartRun(run, starts=False), FailRun(run.facts.id, SERVER_ERROR, CHANGED)]
-            )
+            end = FailRun(run.facts.id, SERVER_ERROR, CHANGED)
+            self._recorder.deliver([StartRun(run, starts=False), end])
             return
         if rebuilt.turns is not None and rebuilt.turns.may_have_next_turn:
             self._tool_loop.register(rebuilt.turns)

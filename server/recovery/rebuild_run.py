@@ -54,7 +54,7 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What is stored of a claimed response."""
+    """A claimed response, its log and its request, as they are stored."""
 
     stored: StoredResponse
     log: RunLog

@@ -283,7 +283,7 @@ class World:
                 for act in (*threads, replica.record, replica.look, replica.loop.turn):
                     if not replica.gone:
                         replica.act(act)
-                replica.gone |= replica.draining and replica.recorder.load == 0
+                replica.gone |= replica.draining and not replica.recorder.capacity
             for client in self.clients:
                 if client.replica and client.replica.moves:
                     self.read(client)
@@ -296,7 +296,7 @@ class World:
             all(row.stored.status in TERMINAL_STATUSES for row in self.memory.rows.values())
             and all(client.done or self.is_cut_off(client) for client in self.clients)
             and all(
-                one.recorder.load == 0 and not one.engine.engine_requests
+                not one.recorder.capacity and not one.engine.engine_requests
                 for one in self.replicas
                 if not one.gone
             )

@@ -150,7 +150,7 @@ def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
         assert len(first) == 2
         at.bench.recorder.deliver([Finished(first[0].request_id, "stop", TokenUsage(3, 0, 0))])
         at.bench.hub.final(UUID(hex=first[0].request_id))
-        eventually(lambda: at.bench.recorder.load == 1)
+        eventually(lambda: len(at.bench.recorder.capacity) == 1)
         at.claimer.claim_all()
         assert len(at.engine.requests) == 3
 

@@ -106,7 +106,7 @@ def test_a_response_that_the_engine_cannot_take_ends_as_failed(server: Server, s
     with pytest.raises(Broken):
         ask(server, stored=stored)
     assert server.bench.recorder.wait_idle(30)
-    assert server.bench.recorder.load == 0
+    assert len(server.bench.recorder.capacity) == 0
     assert statuses(server) == (["failed"] if stored else [])
     assert server.bench.counts()["usage_ledger"] == 1
 
@@ -125,7 +125,7 @@ def test_a_response_that_could_not_begin_takes_no_capacity_no_tokens_and_no_key(
         patch.setattr(getattr(server.bench, where), name, breaks)
         with pytest.raises(Broken):
             ask(server, stored=stored, caller=caller, key=KEY)
-    assert server.bench.recorder.load == 0
+    assert len(server.bench.recorder.capacity) == 0
     server.heartbeat.beat()  # which releases what this replica does not produce
     server.claimer.claim_all()
     eventually(lambda: statuses(server) == (["failed"] if stored else []))
@@ -169,5 +169,5 @@ def test_all_choices_of_a_completion_end_when_one_cannot_be_taken(server: Server
     with pytest.raises((Broken, ApiError)):
         server.admission.admit(CALLER, choices, None, ())
     assert server.bench.recorder.wait_idle(30)
-    assert server.bench.recorder.load == 0
+    assert len(server.bench.recorder.capacity) == 0
     assert sorted(statuses(server)) == ["cancelled", "cancelled", "failed"]
