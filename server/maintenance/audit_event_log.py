@@ -58,28 +58,22 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
 
 
 def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
-    status = response.stored.status
-    if status not in TERMINAL_STATUSES and response.folded is not None:
+    status, has_ended = response.stored.status, response.stored.status in TERMINAL_STATUSES
+    if not has_ended and response.folded is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
     if response.folded is not None and response.hot:
         yield "I2", f"its events are folded, but {len(response.hot)} rows of its running log are left."
-    if (
-        status in TERMINAL_STATUSES
-        and response.folded is None
-        and not response.hot
-        and response.stored.deleted_at is None
-    ):
-        yield "I2", f"it is {status}, but its events are not there."
-    if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:
-        yield "I2", f"it is {status}, but it has no event."
+    if response.folded is None and not response.hot:
+        if not has_ended:
+            yield "I2", f"it is {status}, but it has no event."
+        elif response.stored.deleted_at is None:
+            yield "I2", f"it is {status}, but its events are not there."
     attempts = [row.attempt for row in response.hot]
     if any(after < before for before, after in pairwise(attempts)):
         yield "I12", "its log has events of an attempt after those of a later one."
-    if max(attempts, default=0) > response.stored.attempt:
-        yield (
-            "I12",
-            f"its log has events of attempt {max(attempts)}, its row knows {response.stored.attempt}.",
-        )
+    known = response.stored.attempt
+    if max(attempts, default=0) > known:
+        yield "I12", f"its log has events of attempt {max(attempts)}, its row knows {known}."
 
 
 def _rows(response: AuditedResponse) -> Sequence[LogRow]:
@@ -263,7 +257,7 @@ def _text(part: Json) -> str | None:
 
 
 def _streams(written: Json) -> str:
-    """What a command wrote, as one text."""
+    """A command's output and its errors as one text."""
     return f"{written['stdout']}\0{written['stderr']}"
 
 
@@ -276,10 +270,9 @@ def _has_text(item: Json, deltas: Mapping[tuple[str, int], str]) -> bool:
         if (text := _text(part)) is not None
     }
     if item["type"] in ("shell_call", "shell_call_output"):
-        commands = item.get("output") or [
-            {"command": one} for one in item.get("action", {}).get("commands", ())
-        ]
-        parts = {("command", index): _text(one) or "" for index, one in enumerate(commands)}
+        action = item.get("action", {})
+        commands = item.get("output") or [{"command": command} for command in action.get("commands", ())]
+        parts = {("command", index): _text(command) or "" for index, command in enumerate(commands)}
     whole = _text(item)
     if whole is not None:
         parts["content", 0] = whole

@@ -12,10 +12,11 @@ from uuid import UUID
 
 import msgspec
 
+from server.delivery.image_urls import name_images
 from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.protocol import ids
 from server.protocol.decode import decode_as
-from server.protocol.input_images import CONTENT_PREFIX, content_of, parse_content
+from server.protocol.input_images import content_of, parse_content
 from server.protocol.responses.input import has_lasting_id
 from server.protocol.responses.items import Item, Message, decode_item, images_of
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
@@ -262,8 +263,10 @@ def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Find
         yield "I16", "it is deleted and no response goes on from it, but it is kept."
 
 
-_SAID = {"damaged": "has other bytes than its digest and size say", "unused": "is kept, but no item names it"}
-_MAY_NAME = f'"content":"{CONTENT_PREFIX}'
+_PROBLEMS = {
+    "damaged": "has other bytes than its digest and size say",
+    "unused": "is kept, but no item names it",
+}
 
 
 def check_uses(items: Iterable[tuple[str, str]], uses: Collection[tuple[str, bytes]]) -> Iterator[Finding]:
@@ -284,12 +287,12 @@ def check_conversation(conversation: ConversationImages) -> list[Finding]:
 
 
 def check_image(image: UnsoundImage) -> Finding:
-    return "I17", f"the picture {content_of(image.digest)} {_SAID[image.problem]}."
+    return "I17", f"the picture {content_of(image.digest)} {_PROBLEMS[image.problem]}."
 
 
 def _named(payload: str) -> Iterator[bytes]:
     """The stored pictures that an item names; none of a damaged item, which is found elsewhere."""
-    if _MAY_NAME not in payload:
+    if not name_images([payload]):
         return
     try:
         item = decode_item(payload)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -34,12 +33,10 @@ class Tally:
     violations: Counter[str] = field(default_factory=Counter)
 
 
-@contextmanager
-def audit_connection(database: Database) -> Iterator[Connection]:
-    """A connection on which a statement may read a table of any size."""
+def audit_connection(database: Database) -> Connection:
+    """A connection on which a statement may read a table of any size; the caller closes it."""
     limits = {**REQUEST_TIMEOUTS, "statement_timeout": f"{STATEMENT_SECONDS}s"}
-    with database.dedicated_connection("audit", limits=limits, patience=STATEMENT_SECONDS) as connection:
-        yield connection
+    return database.dedicated_connection("audit", limits=limits, patience=STATEMENT_SECONDS)
 
 
 def violations(
@@ -76,11 +73,10 @@ def _other_violations(connection: Connection, scope: Scope, limits: AuditLimits)
     tenants = _tenants(connection, scope, "images", "conversations") if scope.limit is None else ()
     for tenant in tenants:
         for conversation in store.conversations(connection, tenant):
-            yield from (
-                Violation(name, tenant, None, said) for name, said in check_conversation(conversation)
-            )
+            for name, sentence in check_conversation(conversation):
+                yield Violation(name, tenant, None, sentence)
         for image in store.unsound_images(connection, tenant, scope):
-            name, said = check_image(image)
-            yield Violation(name, tenant, None, said)
+            name, sentence = check_image(image)
+            yield Violation(name, tenant, None, sentence)
         yield from map(check_stray, store.stray_uses(connection, tenant))
     yield from map(check_stray, store.strays(connection, scope.tenant, limits.key_seconds))

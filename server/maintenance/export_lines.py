@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -32,10 +33,10 @@ _encode = msgspec.json.Encoder().encode
 def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
     """The lines, each with its end. Raises DatabaseError; NotFound first for an unknown tenant or user."""
     counts: Counter[str] = Counter()
-    objects = _objects(connection, subject, counts)
-    first_object = next(objects, None)
+    objects = _objects(connection, subject)
+    first = next(objects, None)
     unfinished = transfer.count_unfinished(connection, subject)
-    if first_object is None and not unfinished:
+    if first is None and not unfinished:
         if subject.user is not None:
             raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
         tenant_rows.refuse_unknown(connection, subject.tenant)
@@ -50,31 +51,27 @@ def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
             "created_at": datetime.now(UTC).isoformat(),
         }
     )
-    if first_object is not None:
-        yield first_object
-    yield from objects
+    for kind, line in chain(() if first is None else (first,), objects):
+        counts[kind] += 1
+        yield line
     total = counts.total() + 2
     yield _line({"object": "end", "lines": total, "counts": dict(counts), "unfinished": unfinished})
 
 
-def _objects(connection: Connection, subject: Subject, counts: Counter[str]) -> Iterator[bytes]:
-    """The lines between the first and the last one, counted by kind."""
+def _objects(connection: Connection, subject: Subject) -> Iterator[tuple[str, bytes]]:
+    """The lines between the first and the last one, each with its kind."""
     for kind in ALONE:
         for _, line in _lines(connection, subject, kind):
-            counts[kind] += 1
-            yield line
+            yield kind, line
     for kind, parts in PARTS.items():
         following = {part: _Lookahead(_lines(connection, subject, part)) for part in parts}
         for key, line in _lines(connection, subject, kind):
-            counts[kind] += 1
-            yield line
+            yield kind, line
             for part, lines in following.items():
-                for found in lines.of(key):
-                    counts[part] += 1
-                    yield found
+                for part_line in lines.of(key):
+                    yield part, part_line
     for _, line in _lines(connection, subject, "usage"):
-        counts["usage"] += 1
-        yield line
+        yield "usage", line
 
 
 def _line(fields: dict[str, Any]) -> bytes:
@@ -85,13 +82,13 @@ def _lines(connection: Connection, subject: Subject, kind: str) -> Iterator[tupl
     """Each row's key, or that of what it belongs to, and its line."""
     columns = columns_of(kind)
     names = [str(column.name) for column in columns]
-    place = names.index(OWNER.get(kind, names[0] if "id" not in names else "id"))
+    key_index = names.index(OWNER.get(kind, names[0] if "id" not in names else "id"))
     for row in transfer.rows(connection, subject, kind):
         fields: dict[str, Any] = {"object": kind}
         fields |= {name: to_json(*pair) for name, *pair in zip(names, columns, row, strict=False)}
         if len(row) > len(columns) and row[-1]:
             fields["pictures"] = list(row[-1])
-        yield row[place], _line(fields)
+        yield row[key_index], _line(fields)
 
 
 class _Lookahead:
@@ -104,7 +101,7 @@ class _Lookahead:
     def of(self, owner: Any) -> Iterator[bytes]:
         """The lines of an owner; those of earlier ones are passed over."""
         while self._next is not None and self._next[0] <= owner:
-            found, line = self._next
+            line_owner, line = self._next
             self._next = next(self._lines, None)
-            if found == owner:
+            if line_owner == owner:
                 yield line

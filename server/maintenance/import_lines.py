@@ -233,9 +233,9 @@ class _Import:
         unchecked, self._unchecked = self._unchecked, {}
         if not unchecked:
             return
-        found = transfer.id_of_another(self._connection, self._tenant, self._others, list(unchecked))
-        if found is not None:
-            kind, id_ = found
+        other = transfer.id_of_another(self._connection, self._tenant, self._others, list(unchecked))
+        if other is not None:
+            kind, id_ = other
             name = ids.response_id(id_) if kind == "response" else ids.conversation_id(id_)
             raise BadLine(unchecked[id_], f"{name} belongs to another tenant of this database")
 

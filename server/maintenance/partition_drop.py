@@ -8,8 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -129,8 +128,8 @@ class PartitionDrop:
     def _finish(self, connection: Connection, table: Table) -> Counter[str]:
         done: Counter[str] = Counter()
         with connection.begin():
-            left = partitions.detached(connection, table)
-        for ended in left:
+            detached = partitions.detached(connection, table)
+        for ended in detached:
             with connection.begin():
                 if not partitions.try_lock(connection):
                     return done
@@ -141,10 +140,6 @@ class PartitionDrop:
             log.info("dropped the partition of %s that ended at %s", table, ended)
         return done
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _connection(self) -> Connection:
         limits = {"statement_timeout": f"{STATEMENT_SECONDS}s", "lock_timeout": "1s"}
-        with self._database.dedicated_connection(
-            "retention", limits=limits, patience=STATEMENT_SECONDS
-        ) as connection:
-            yield connection
+        return self._database.dedicated_connection("retention", limits=limits, patience=STATEMENT_SECONDS)
