@@ -31,10 +31,10 @@ def model_folder(config: Config) -> Path:
     Raises ConfigError if it is not a model folder or may not be read.
     """
     with refused_if_unreadable():
-        found = _snapshot(config.model or demo_model_folder())
-        if not (found / "config.json").is_file():
-            raise ConfigError(refusal_without_config(found))
-    return found.resolve()
+        folder = _snapshot(config.model or demo_model_folder())
+        if not (folder / "config.json").is_file():
+            raise ConfigError(refusal_without_config(folder))
+    return folder.resolve()
 
 
 def name_of(folder: Path) -> str:

@@ -83,7 +83,7 @@ def client_connection(url: str) -> tuple[str, dict[str, str]]:
 
 
 def client_programs(name: str) -> list[Path]:
-    """Where a client program of Postgres may be: in the wheel, among the system's, on the PATH."""
+    """The paths that a client program of Postgres may have: in the wheel, the system's, on the PATH."""
     directories = [*_wheel_directories(), *SYSTEM_INSTALLS.glob("*/bin")]
     on_path = shutil.which(name)
     return [*(directory / name for directory in directories), *([Path(on_path)] if on_path else ())]
@@ -94,10 +94,10 @@ def client_major(program: Path) -> int | None:
     if not program.is_file():
         return None
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
-    match = re.search(r"\(PostgreSQL\) (\d+)", said)
+    match = re.search(r"\(PostgreSQL\) (\d+)", output)
     return int(match[1]) if match else None
 
 
@@ -169,13 +169,13 @@ def _copy_installation(bin_directory: Path, copies: Path) -> Path:
     # Only the data directory's owner comes here: what else is under `copies` is half made, or old.
     shutil.rmtree(copies, ignore_errors=True)
     partial = copies / "partial"
-    for source, place in (
+    for source, destination in (
         (install, partial / package.name / install.name),
         (package / ".dylibs", partial / package.name / ".dylibs"),
         (package.parent / f"{package.name}.libs", partial / f"{package.name}.libs"),
     ):
         if source.is_dir():
-            shutil.copytree(source, place, ignore=shutil.ignore_patterns("include", "*.a"))
+            shutil.copytree(source, destination, ignore=shutil.ignore_patterns("include", "*.a"))
     for path in (copies, *copies.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
     os.sync()

@@ -19,7 +19,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,39 +144,30 @@ def create_cluster(
         shutil.rmtree(partial)
     partial.mkdir(mode=0o700)
     account.take(partial)
-    fast_sync = ["--sync-method=syncfs"] if sys.platform == "linux" and binaries.major >= 17 else []
+    sync = [] if durable else ["--no-sync"]
+    if durable and sys.platform == "linux" and binaries.major >= 17:
+        sync = ["--sync-method=syncfs"]  # one call instead of a thousand
     for locale in LOCALES:
-        made = _initdb(
-            binaries,
-            account,
-            lock,
-            ["--username=postgres", "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8"],
-            [f"--locale={locale}", "--no-instructions", f"--pgdata={partial}"],
-            fast_sync if durable else ["--no-sync"],  # one call instead of a thousand
+        options = ["--username=postgres", "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8"]
+        options += [f"--locale={locale}", "--no-instructions", f"--pgdata={partial}", *sync]
+        # It holds the lock, too: an initdb that outlives its owner must not be disturbed by the next.
+        initdb = subprocess.run(
+            [binaries.program("initdb"), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env=POSTGRES_ENVIRONMENT,
+            pass_fds=(lock,),
+            **account.popen_identity,
         )
-        if made.returncode == 0 or "invalid locale" not in made.stderr:
+        if initdb.returncode == 0 or "invalid locale" not in initdb.stderr:
             break
-    if made.returncode != 0:
-        complaint = (made.stderr or made.stdout).strip() or f"exit status {made.returncode}"
+    if initdb.returncode != 0:
+        complaint = (initdb.stderr or initdb.stdout).strip() or f"exit status {initdb.returncode}"
         raise EmbeddedError(f"Postgres's initdb could not make {directory.pgdata}: {complaint}")
     partial.rename(directory.pgdata)
     _sync_directory(directory.home)
-
-
-def _initdb(
-    binaries: Binaries, account: Account, lock: int, *arguments: Iterable[str]
-) -> "subprocess.CompletedProcess[str]":
-    """Holds the lock too: an initdb that outlives its owner must not be disturbed by the next."""
-    return subprocess.run(
-        [binaries.program("initdb"), *(word for words in arguments for word in words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-        env=POSTGRES_ENVIRONMENT,
-        pass_fds=(lock,),
-        **account.popen_identity,
-    )
 
 
 def _sync_directory(path: Path) -> None:

@@ -22,7 +22,6 @@ from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 _MAGIC: Final = b"PGDMP"
 _CLOSING_S: Final = 3.0
 
-
 _TABLES: Final = """
     select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.relkind in ('r', 'p', 'v') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')
@@ -38,17 +37,17 @@ def _program_for(name: str, url: str) -> str:
     """The path of pg_dump or pg_restore of the server's major, else of the next newer one that is here."""
     with _session(url) as connection:
         major = connection.info.server_version // 10000
-    found: dict[int, str] = {}
+    programs: dict[int, str] = {}
     for program in client_programs(name):
         version = client_major(program)
         if version is not None and version >= major:
-            found.setdefault(version, str(program))
-    if not found:
+            programs.setdefault(version, str(program))
+    if not programs:
         raise EmbeddedError(
             f"There is no {name} of PostgreSQL {major} or newer here: install PostgreSQL's client of that "
             f"version, or {EXTRA}, which brings one."
         )
-    return found[min(found)]
+    return programs[min(programs)]
 
 
 def write_dump(url: str, target: Path, without_data_of: Iterable[str] = ()) -> int:
@@ -190,11 +189,11 @@ def _run(
         env=child_environment({**POSTGRES_ENVIRONMENT, **secrets}),
     )
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise EmbeddedError(f"{Path(program).name} gave up: {_one_line(said)}")
+        complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+        raise EmbeddedError(f"{Path(program).name} gave up: {_one_line(complaint)}")
 
 
-def _one_line(said: str) -> str:
-    lines = said.strip().splitlines() or ["it said nothing"]
-    errors = [line for line in lines if "error:" in line or "ERROR:" in line]
-    return (errors or lines)[0].partition("error: ")[2] or (errors or lines)[0]
+def _one_line(complaint: str) -> str:
+    lines = complaint.strip().splitlines() or ["it said nothing"]
+    line = next((line for line in lines if "error:" in line or "ERROR:" in line), lines[0])
+    return line.partition("error: ")[2] or line

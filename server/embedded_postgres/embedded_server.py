@@ -300,11 +300,11 @@ class EmbeddedPostgres:
 
 def _once(progress: Progress) -> Progress:
     """Says the first of a loop's messages."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(message: str) -> None:
-        if not said:
-            said.append(message)
+        if not messages:
+            messages.append(message)
             progress(message)
 
     return say

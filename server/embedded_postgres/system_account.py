@@ -129,7 +129,7 @@ def _login_group(status: os.stat_result) -> int:
 
 
 def default_data_dir(home: Path, xdg_data_home: Path | None = None) -> Path:
-    """Where the embedded database lives unless told otherwise.
+    """The embedded database's directory where no setting names one.
 
     `$XDG_DATA_HOME/holdfast` or `~/.local/share/holdfast`; for root, `/var/lib/holdfast` when the
     user that Postgres runs as cannot get there (root's home is usually closed to everyone).

@@ -108,15 +108,15 @@ class Erasure:
             before, began = self.outcome.rows.total(), self._clock()
             self._transaction(tenant_rows.forget_readings)
             dropped = self._drop.finish()
-            found = self._pass_tenant() if self._user is None else self._pass_user()
-            found = found or not dropped or self.outcome.rows.total() > before
-            if not found and began >= settled:
+            has_rows = self._pass_tenant() if self._user is None else self._pass_user()
+            has_rows = has_rows or not dropped or self.outcome.rows.total() > before
+            if not has_rows and began >= settled:
                 self.outcome.complete = True
                 break
             if not (last_look or self.outcome.unfinished) and self._in_time():
                 last_look = True
                 self._until = max(self._until, max(self._clock(), settled) + _LAST_LOOK_S)
-            if self.outcome.unfinished or not found:
+            if self.outcome.unfinished or not has_rows:
                 self._sleep(_PAUSE_S)
         return self.outcome
 
@@ -195,11 +195,11 @@ class Erasure:
         subject = self._subject
         for conversation in sorted(found.conversations):
             of: dict[str, object] = {"subject": subject, "conversation": conversation}
-            taken = self._transaction(user_rows.take_out_of_conversation, **of)
-            if taken is None:
+            removed = self._transaction(user_rows.take_out_of_conversation, **of)
+            if removed is None:
                 self.outcome.unfinished += 1
             else:
-                self.outcome.rows.update(conversations=taken[0], conversation_items=taken[1])
+                self.outcome.rows.update(conversations=removed[0], conversation_items=removed[1])
         if self.outcome.unfinished:
             return
         known = {*doomed, *self._own}
@@ -231,26 +231,26 @@ class Erasure:
 
     def _later(self, ids: Sequence[UUID]) -> set[UUID]:
         """The responses, and all that go on from them."""
-        found = set[UUID]()
+        responses = set[UUID]()
         for chunk in _chunks(ids):
-            found |= self._transaction(response_rows.with_later_ones, tenant=self._tenant, ids=chunk)
-        return found
+            responses |= self._transaction(response_rows.with_later_ones, tenant=self._tenant, ids=chunk)
+        return responses
 
     def _mark(self, own: Sequence[UUID]) -> list[UUID]:
         """Marks responses and all that go on from them, until none can be added; returns all of these."""
         marked = set[UUID]()
         while True:
             doomed = self._later(own)
-            left = sum(
+            unmarked = sum(
                 self._transaction(response_rows.mark, tenant=self._tenant, ids=chunk)
                 for chunk in _chunks(sorted(doomed))
             )
-            if (not left and doomed <= marked) or not self._in_time():
+            if (not unmarked and doomed <= marked) or not self._in_time():
                 self.outcome.later_responses += len(doomed - set(own) - self._counted)
                 self._counted |= doomed
                 return sorted(doomed)
             marked = doomed
-            if left:
+            if unmarked:
                 self._sleep(_PAUSE_S)
 
     def _unfinished_of(self, ids: Collection[UUID]) -> list[UUID]:
