@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -167,6 +167,7 @@ def _output(page: WebPage, text: str) -> BrowserOutput:
 
 def _is_url(text: str) -> bool:
     try:
-        return bool(read_url(text).host) and urlsplit(text).scheme in ("http", "https")
+        read_url(text)
     except (ForbiddenUrl, ValueError):
         return False
+    return True

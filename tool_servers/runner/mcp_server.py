@@ -16,7 +16,7 @@ from tool_servers.runner.sandbox import HOME, CannotRun, Piece, SandboxLimits, S
 from tool_servers.runner.sessions import Busy, SandboxSessions
 
 MAX_COMMANDS = 32
-"""Of one call."""
+"""The most commands of one call of `shell`."""
 FILES_GONE = "[This container is new: the earlier one, with its files and variables, is gone.]"
 
 

@@ -162,7 +162,7 @@ class Sandbox:
                 if self._output in ready and not _read_available(self._output, printed.add):
                     return "The interpreter ended."
                 if self._control in ready:
-                    alive = _read_available(self._control, lambda _told: None)
+                    alive = _read_available(self._control, lambda _piece: None)
                     _read_available(self._output, printed.add, most=printed.most)
                     return None if alive else "The interpreter ended."
                 if self._input in ready:
@@ -216,15 +216,15 @@ class _BoundedOutput:
 
 def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 16 * _BLOCK) -> bool:
     """Reads available bytes, about `most`; False at end of file."""
-    taken = 0
-    while taken < most:
+    size = 0
+    while size < most:
         try:
             piece = os.read(descriptor, _BLOCK)
         except BlockingIOError:
             return True
         if not piece:
             return False
-        taken += len(piece)
+        size += len(piece)
         give(piece)
     return True
 

@@ -113,12 +113,12 @@ def run_commands(commands: list[str], seconds: float, most: int, total: int) -> 
         for command in commands:
             streams = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
             words, (out, err) = ["/bin/bash", "-c", command], streams
-            code, left = None, deadline - time.monotonic()
-            if left > 0:
+            code, remaining = None, deadline - time.monotonic()
+            if remaining > 0:
                 process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                 )
-                code = wait(process, left)
+                code = wait(process, remaining)
             outcome: dict[str, object] = {"type": "timeout"}
             if code is not None:
                 outcome = {"type": "exit", "exit_code": code if code >= 0 else 128 - code}

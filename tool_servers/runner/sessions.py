@@ -38,7 +38,7 @@ class _Session:
 
 
 class SandboxSessions:
-    """By session name. Thread-safe."""
+    """Sandboxes by the names of sessions. Thread-safe."""
 
     def __init__(
         self,
