@@ -25,7 +25,7 @@ PERIODS: Final[tuple[Period, ...]] = ("day", "month", "total")
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"read", "write"})
 """The scopes of a new key."""
 SCOPES_WITHOUT_KEYS: Final[frozenset[Scope]] = frozenset(SCOPES)
-"""Of every caller while no key exists: the server then listens on loopback only."""
+"""The scopes of every caller while no key exists: the server then listens on loopback only."""
 TOKEN: Final = "token:"  # noqa: S105 - a prefix
 """Begins the key id of a caller with an issuer's token; the subject follows. No API key's id begins so."""
 

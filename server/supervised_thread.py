@@ -205,9 +205,6 @@ class Stalls:
     total_seconds: float = 0.0
     longest_seconds: float = 0.0
 
-    def plus(self, seconds: float) -> "Stalls":
-        return Stalls(self.count + 1, self.total_seconds + seconds, max(self.longest_seconds, seconds))
-
 
 class StallWatch(Worker):
     """The thread that measures stalls: times in which no thread of this process could run.
@@ -232,6 +229,8 @@ class StallWatch(Worker):
         late = seconds - TICK_SECONDS
         if late < COUNTED_SECONDS:
             return
-        self.stalls = self.stalls.plus(late)
+        stalls = self.stalls
+        longest = max(stalls.longest_seconds, late)
+        self.stalls = Stalls(stalls.count + 1, stalls.total_seconds + late, longest)
         if late >= LOGGED_SECONDS:
             stall_log.warning("the interpreter stood still for %.1f s; no thread could run", late)

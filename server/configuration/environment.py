@@ -21,7 +21,7 @@ _LINK = re.compile(
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _PORT = re.compile(r"HOLDFAST_(?:[A-Z0-9_]+_)?PORT")
-_PLACE = re.compile(r"(?:tcp|udp|sctp)://")
+_LINK_VALUE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
@@ -33,7 +33,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     environment = os.environ if environment is None else environment
     known = {setting.name: setting for setting in settings()}
     sources: dict[str, tuple[str, str]] = {}
-    """By setting name: where its value comes from, for error messages, and the value."""
+    """The source of a setting's value, for error messages, and the value, by the setting's name."""
     if "DATABASE_URL" in environment:
         sources["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
     ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
@@ -85,7 +85,7 @@ def tiktoken_folders() -> tuple[Path | None, Path]:
 
 def _is_service_link(variable: str, value: str) -> bool:
     """Whether Kubernetes set the variable. `HOLDFAST_PORT` is recognised by its value, `tcp://10.0.0.1:8000`."""
-    return bool(_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _PLACE.match(value)))
+    return bool(_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _LINK_VALUE.match(value)))
 
 
 def _convert(setting: Setting, text: str, source: str) -> object:

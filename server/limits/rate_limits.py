@@ -103,7 +103,7 @@ class RateLimits:
         self._lock = threading.Lock()
         self._levels: dict[Bucket, _KnownLevel] = {}
         self._unused: dict[tuple[str, str | None], Unused] = {}
-        """By tenant and key: what is to be given back."""
+        """Units to be given back, by tenant and key."""
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[RateReservation]:

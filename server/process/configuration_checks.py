@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from engine.config import EngineConfig, ModelRefused, UnsupportedModel
+from engine.config import ModelRefused, UnsupportedModel
 from server.configuration.setting_groups import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
@@ -70,19 +70,14 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
         else:
             check_files(folder, with_weights=True)
             check_template(folder, config.chat_template)
-            settings = engine_config(config, folder, read_adapters(config))
-            yield from describe_engine(_diagnose(settings, say))
+            with refused_without_torch():
+                from engine.load_diagnosis import diagnose
+            yield from describe_engine(diagnose(engine_config(config, folder, read_adapters(config)), say))
         yield from describe_format(read_format(config, folder))
     except UnsupportedModel as error:
         yield problem("engine", _sentence(f"{error} {OTHER_ENGINE}"))
     except (ConfigError, ModelRefused, OSError, ValueError) as error:
         yield problem("engine", _sentence(str(error)))
-
-
-def _diagnose(settings: EngineConfig, say: Callable[[str], None]) -> "Diagnosis":
-    with refused_without_torch():
-        from engine.load_diagnosis import diagnose
-    return diagnose(settings, say)
 
 
 def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[Finding]:
@@ -158,18 +153,18 @@ def engine_advice(engine: "Diagnosis") -> Iterator[str]:
 def describe_format(model_format: ModelFormat) -> Iterator[Finding]:
     """Yield how the model is spoken to: its calls, its reasoning, and what its chat template reads. Pure."""
     if not isinstance(model_format, ChatTemplateFormat):
-        yield Finding("ok", "format", "Prompts and outputs are in harmony, the format of gpt-oss.")
+        yield ok("format", "Prompts and outputs are in harmony, the format of gpt-oss.")
         return
     calls = model_format.call_format or "text, as their format is not known: see the setting tool-parser"
     marks = " and ".join(model_format.reasoning_tags) or "no marks"
     efforts = "; ".join(model_format.effort_values) or "all alike"
     inputs = ", ".join(model_format.template_inputs) or "none"
-    level: Literal["ok", "note"] = "ok" if model_format.call_format else "note"
     described = "Tools are described in the system message. " if model_format.describes_tools else ""
-    yield Finding(level, "calls", f"{described}Calls of tools are read as {calls}.")
-    yield Finding("ok", "reasoning", f"Reasoning stands between {marks}.")
-    yield Finding("ok", "effort", f"Values of reasoning.effort: {efforts}.")
-    yield Finding("ok", "variables", f"Variables of chat_template_kwargs that the template reads: {inputs}.")
+    finding = ok if model_format.call_format else note
+    yield finding("calls", f"{described}Calls of tools are read as {calls}.")
+    yield ok("reasoning", f"Reasoning stands between {marks}.")
+    yield ok("effort", f"Values of reasoning.effort: {efforts}.")
+    yield ok("variables", f"Variables of chat_template_kwargs that the template reads: {inputs}.")
 
 
 def examine_database(config: Config) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ class OpenDatabase:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
 
     def durability_complaints(self) -> list[str]:
-        """By what an external cluster keeps less than clients have seen. Raises DatabaseError."""
+        """Sentences on how an external cluster may lose what clients have seen. Raises DatabaseError."""
         if self.is_embedded:
             return []
         return list(session_check.complaints(session_check.probe_durability(self.url, pooled=self._pooled)))
@@ -141,7 +141,7 @@ class OpenDatabase:
         return state != "newer"
 
     def migration_url(self) -> str:
-        """`session_url`, of which it was made sure that it leads to a session. Raises ConfigError."""
+        """`session_url`, checked to lead to a session. Raises ConfigError."""
         url = self.session_url
         if not self.is_embedded:
             setting = "database-url" if self._direct_url is None else "database-direct-url"

@@ -111,12 +111,10 @@ class ServerProcess:
 
     def _announce(self, listener: socket.socket) -> None:
         config, name, (host, port) = self._config, self._services.model.name, listener.getsockname()[:2]
-        scheme, needed = (
-            "http" if self._certificate is None else "https",
-            needs_key(config, self._stored.database),
-        )
-        served = {"serves_api": config.serves_api, "console": config.console == "on"}
-        for line in ready_lines(name, scheme, host, port, needs_key=needed, **served):
+        scheme = "http" if self._certificate is None else "https"
+        needed, console = needs_key(config, self._stored.database), config.console == "on"
+        served = {"serves_api": config.serves_api, "needs_key": needed, "console": console}
+        for line in ready_lines(name, scheme, host, port, **served):
             self._stored.say(line)
 
 
@@ -124,9 +122,9 @@ def ready_lines(
     name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
     """The lines that a listening server prints, with a first request, whose key is a variable. Pure."""
-    asked = ANY_ADDRESS.get(host, host)
-    base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
-    where = f"{base}/v1" if asked == host else f"{base}/v1 and every other address of this machine"
+    address = ANY_ADDRESS.get(host, host)
+    base = f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
+    where = f"{base}/v1" if address == host else f"{base}/v1 and every other address of this machine"
     if not serves_api:
         return [f"Ready: a worker for {name}, health at {base}/health/ready .\n"]
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else ""

@@ -54,13 +54,13 @@ def engine_command(config: Config, folder: Path, name: str, port: int) -> list[s
         more = shlex.split(config.engine_args or "")
     except ValueError as error:
         raise ConfigError(f"engine-args cannot be split into words: {error}.") from error
-    place = ["--host", "127.0.0.1", "--port", str(port)]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
     if config.engine == "vllm":
         options = ["--enable-scale-out", "--enable-prompt-tokens-details", "--scheduling-policy", "priority"]
-        return ["vllm", "serve", str(folder), *place, "--served-model-name", name, *options, *more]
+        return ["vllm", "serve", str(folder), *address, "--served-model-name", name, *options, *more]
     slots = config.max_running or LLAMA_SLOTS
     sizes = ["-np", str(slots), "-c", str(slots * LLAMA_CONTEXT)]
-    return ["llama-server", "-m", str(config.gguf), *place, *sizes, "--metrics", *more]
+    return ["llama-server", "-m", str(config.gguf), *address, *sizes, "--metrics", *more]
 
 
 class ChildEngine(Worker):
@@ -98,9 +98,8 @@ class ChildEngine(Worker):
                 what = "did not answer in time" if self._ended is None else f"ended with code {self._ended}"
                 raise ConfigError(f"{self._program} {what}: {' | '.join(self._lines) or 'it wrote nothing'}")
             if monotonic() > report:
-                say(
-                    f"Waiting for {self._program}: {self._lines[-1] if self._lines else 'it loads the model'}"
-                )
+                last_line = self._lines[-1] if self._lines else "it loads the model"
+                say(f"Waiting for {self._program}: {last_line}")
                 report = monotonic() + 10
             sleep(0.1)
         self._answers = True

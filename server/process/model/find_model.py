@@ -121,7 +121,7 @@ def _with_engine(config: Config, *, is_gguf: bool) -> tuple[Config, str]:
 
 
 class Machine(NamedTuple):
-    """What the choice depends on."""
+    """The parts of this machine on which the choice of an engine depends."""
 
     has_gpu: bool
     programs: frozenset[str]

@@ -18,7 +18,7 @@ from server.configuration.unusable_models import check_files
 from server.errors import ConfigError
 
 _SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Of a model: its configuration, vocabulary, chat template, and the index of its weights."""
+"""Names of a model's configuration, vocabulary, chat template, and the index of its weights."""
 _WEIGHTS = ("*.safetensors",)
 _NOT_NEEDED = ("*/*", "consolidated*", "*.txt.*", "README*", "LICENSE*")
 _RESERVE = 2**30
@@ -30,14 +30,14 @@ def download(model: HubModel, say: Callable[[str], None], *, with_weights: bool)
     """The snapshot's folder, or the (first) GGUF file of the model's bits; `say` gets the progress where no
     terminal shows a bar. A download that was cut is resumed. Raises ConfigError.
     """
-    wanted = _SETTINGS + (_WEIGHTS if with_weights else ())
+    names = _SETTINGS + (_WEIGHTS if with_weights else ())
     if model.quantization is not None:
         bits = model.quantization
-        wanted = tuple(f"*{bits}*.gguf" for bits in {bits, bits.lower(), bits.upper()})
+        names = tuple(f"*{bits}*.gguf" for bits in {bits, bits.lower(), bits.upper()})
     patterns: dict[str, Any] = {
         "repo_id": model.repository,
         "revision": model.revision,
-        "allow_patterns": list(wanted),
+        "allow_patterns": list(names),
         "ignore_patterns": list(_NOT_NEEDED if model.quantization is None else ()),
     }
     folder = _cached(model, patterns, with_weights=with_weights)
@@ -45,7 +45,7 @@ def download(model: HubModel, say: Callable[[str], None], *, with_weights: bool)
         folder = _fetch(model, patterns, say, with_weights=with_weights)
     if model.quantization is None:
         return folder
-    return min(path for pattern in wanted for path in folder.rglob(pattern))
+    return min(path for name in names for path in folder.rglob(name))
 
 
 def _cached(model: HubModel, patterns: dict[str, Any], *, with_weights: bool) -> Path | None:
@@ -122,7 +122,7 @@ def _megabytes(size: int) -> str:
 
 def _lines(model: HubModel, total: int, say: Callable[[str], None]) -> type[tqdm]:
     """A progress bar that is a line of `say` every few seconds."""
-    said, done = time.monotonic(), 0
+    said_at, done = time.monotonic(), 0
 
     class Lines(tqdm):
         def __init__(self, *arguments: Any, desc: str = "", **options: Any) -> None:
@@ -130,11 +130,11 @@ def _lines(model: HubModel, total: int, say: Callable[[str], None]) -> type[tqdm
             super().__init__(*arguments, desc=desc, **options)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
-            nonlocal said, done
+            nonlocal said_at, done
             if self._counts:
                 done += int(n or 0)
-            if time.monotonic() - said >= _SAY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - said_at >= _SAY_SECONDS:
+                said_at = time.monotonic()
                 say(f"Downloading {model.repository}: {_megabytes(done)} of {_megabytes(total)} MB.")
             return None
 
@@ -142,7 +142,7 @@ def _lines(model: HubModel, total: int, say: Callable[[str], None]) -> type[tqdm
 
 
 def _sentence(model: HubModel, error: Exception) -> str:
-    """What is wrong, and the way out."""
+    """The error as a sentence for the operator, with the way out."""
     name, hub, cache = model.repository, constants.ENDPOINT, constants.HF_HUB_CACHE
     cause = error.__cause__ if isinstance(error, errors.DryRunError) and error.__cause__ else error
     if isinstance(cause, errors.GatedRepoError):

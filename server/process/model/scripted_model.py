@@ -64,8 +64,8 @@ def _script_chooser(
     except msgspec.MsgspecError as error:
         raise ConfigError(f"scripted-answers must be a JSON list of pairs of strings: {error}.") from error
     scripts = [
-        (asked, Script(tokens=(*tokenizer.encode(said, add_special_tokens=False).ids, stop_id)))
-        for asked, said in pairs
+        (text, Script(tokens=(*tokenizer.encode(answer, add_special_tokens=False).ids, stop_id)))
+        for text, answer in pairs
     ]
     fault, seed = (None, None) if config.scripted_fault is None else read_fault(config.scripted_fault)
 
@@ -73,8 +73,8 @@ def _script_chooser(
         script = None
         if scripts:
             prompt = engine_request.prompt[: len(engine_request.prompt) - engine_request.output_offset]
-            text = tokenizer.decode(prompt, skip_special_tokens=False)
-            script = next((script for asked, script in scripts if asked in text), None)
+            prompt_text = tokenizer.decode(prompt, skip_special_tokens=False)
+            script = next((script for text, script in scripts if text in prompt_text), None)
         if fault is not None and seed in (None, engine_request.sampling.seed):
             return replace(script or default, fault=fault)
         return script
