@@ -22,11 +22,8 @@ CRASHPOINTS = frozenset({
 KILLED_EXIT = 137
 """The exit status that a shell reports after SIGKILL."""
 
-
-ARMED: dict[str, int] = {}
-"""The point at which the process dies, and the passes left until then. Empty but in tests: code that every
-request runs asks this before it passes a point.
-"""
+_armed: dict[str, int] = {}
+"""The point at which the process dies, and the passes left until then. Empty but in tests."""
 _lock = threading.Lock()
 
 
@@ -35,9 +32,9 @@ def arm(where: str | None) -> None:
     name, _, count = (where or "").partition(":")
     if name and name not in CRASHPOINTS:
         raise ValueError(f"There is no crash point {name!r}; there are {', '.join(sorted(CRASHPOINTS))}.")
-    ARMED.clear()
+    _armed.clear()
     if name:
-        ARMED[name] = int(count or 1)
+        _armed[name] = int(count or 1)
 
 
 def crashpoint(name: str) -> None:
@@ -48,11 +45,11 @@ def crashpoint(name: str) -> None:
 
 def is_last_pass(name: str) -> bool:
     """Counts a pass; True if the caller has to call `die`."""
-    if name not in ARMED:
+    if name not in _armed:
         return False
     with _lock:
-        ARMED[name] -= 1
-        return ARMED[name] == 0
+        _armed[name] -= 1
+        return _armed[name] == 0
 
 
 def die() -> NoReturn:
