@@ -9,7 +9,7 @@ import msgspec
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
 from server.delivery.stored_responses import item_page
-from server.errors import ConversationLocked, NotFound
+from server.errors import ConversationLocked
 from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
@@ -103,7 +103,7 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
         _require_stored(connection, tenant, conversation)
         payload = store.get_item(connection, tenant, item_id, conversation)
         if payload is None:
-            raise unknown_item(item_id)
+            raise stored_input.unknown_item(item_id)
         (whole,) = with_image_urls(connection, tenant, [payload])
         return whole
 
@@ -115,7 +115,7 @@ def delete_item(database: Database, caller: Caller, conversation: UUID, item_id:
     with database.begin() as connection:
         locked = lock_conversation(connection, caller.tenant, conversation)
         if not store.delete_items(connection, caller.tenant, conversation, [item_id]):
-            raise unknown_item(item_id)
+            raise stored_input.unknown_item(item_id)
         _record(connection, caller, "conversation.delete_item", item_id)
     return to_wire(locked)
 
@@ -149,10 +149,6 @@ def to_wire(stored: ConversationRow) -> Conversation:
         created_at=int(stored.created_at.timestamp()),
         metadata=msgspec.Raw(stored.metadata.encode()),
     )
-
-
-def unknown_item(item_id: str) -> NotFound:
-    return NotFound(f"Item with id '{item_id[:100]}' not found.", code="item_not_found")
 
 
 def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:

@@ -155,9 +155,7 @@ def _referenced_payload(connection: Connection, tenant: str, item: ItemReference
         or stored_items.get_item(connection, tenant, item.id)
     )
     if payload is None:
-        raise NotFound(
-            f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"
-        )
+        raise unknown_item(item.id, f"{item.path}.id")
     return payload
 
 
@@ -176,6 +174,11 @@ def _read_previous(
             param="previous_response_id",
         )
     return response, read_history(connection, tenant, response, reserve)
+
+
+def unknown_item(name: str, param: str | None = None) -> NotFound:
+    """OpenAI's error for an item that is in none of the lists where the id is looked for."""
+    return NotFound(f"Item with id '{name[:100]}' not found.", param=param, code="item_not_found")
 
 
 def removed_image() -> NotFound:
