@@ -27,13 +27,7 @@ from server.store.administration import (
     usage_days,
 )
 from server.store.cluster import cluster_overview
-from server.store.content import (
-    conversations,
-    deletion,
-    idempotency_keys,
-    images,
-    storage_usage,
-)
+from server.store.content import conversations, deletion, idempotency_keys, images, storage_usage
 from server.store.content.conversations import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
@@ -255,8 +249,8 @@ def add_partitions(database: Database, retention_days: int) -> None:
         with database.begin() as connection:
             if not partitions.try_lock(connection):
                 return
-            for made in partitions.add_missing(connection, table, clock(connection), width):
-                log.info("%s has a partition from %s to %s", table, *made)
+            for added in partitions.add_missing(connection, table, clock(connection), width):
+                log.info("%s has a partition from %s to %s", table, *added)
 
 
 def analyze(database: Database) -> None:
@@ -299,11 +293,8 @@ class Retention(Worker):
         self._database = database
         self._replica = replica
         self._disk = disk
-        self._every = config.purge_seconds
+        self._config = config
         self._quiet = quiet_seconds(config)
-        self._retention_days = config.retention_days
-        self._ledger_days = config.ledger_days
-        self._conversation_days = config.conversation_days
         self._drop = PartitionDrop(database, config.retention_days, config.ledger_days, self._quiet)
         self._partitions_at = -math.inf
         self._analyzed_at = -math.inf
@@ -319,7 +310,7 @@ class Retention(Worker):
         self.thread.join(STOP_SECONDS)
 
     def _turn(self) -> None:
-        until_purge = self._purged_at + self._every - time.monotonic()
+        until_purge = self._purged_at + self._config.purge_seconds - time.monotonic()
         if self.thread.wait(max(0.0, min(until_purge, FOLD_SECONDS))):
             return
         if time.monotonic() - self._partitions_at >= PARTITION_SECONDS:
@@ -339,7 +330,7 @@ class Retention(Worker):
     def _add_partitions(self) -> None:
         self._partitions_at = time.monotonic()
         try:
-            add_partitions(self._database, self._retention_days)
+            add_partitions(self._database, self._config.retention_days)
         except DatabaseError as error:  # rows without a partition of their own go to the default one
             log.warning("no partitions were made, trying again in an hour: %s", first_line(error))
 
@@ -378,11 +369,11 @@ class Retention(Worker):
         if time.monotonic() - self._conversations_at < CONVERSATION_SECONDS:
             return Purged()
         self._conversations_at = time.monotonic()
-        return purge_conversations(self._database, self._conversation_days, self.thread.wait)
+        return purge_conversations(self._database, self._config.conversation_days, self.thread.wait)
 
     def _remove_old(self) -> None:
-        if self._ledger_days:
+        if self._config.ledger_days:
             with self.thread.idle():
                 self._drop.run("usage_ledger")
         ranges = self._drop.row_by_row("usage_ledger")
-        remove_old(self._database, self._ledger_days, ranges, self.thread.wait)
+        remove_old(self._database, self._config.ledger_days, ranges, self.thread.wait)

@@ -64,7 +64,6 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         connections = connection_limit(config.max_connections, files, config.database_connections)
         waits = (config, opened, listener, runner, certificate, connections)
         awaited = find_awaited(opened)
-        is_waiting = awaited is not None
         if awaited is not None and not await_database(*waits, awaited):
             return 0
         _warn_of_weak_durability(opened)
@@ -74,7 +73,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
         config = _with_possible_delivery(config, database)
-        require_key(config, database, patience=FIRST_KEY_SECONDS if is_waiting else 0.0)
+        require_key(config, database, patience=0.0 if awaited is None else FIRST_KEY_SECONDS)
         _recognise_copy(database)
         scraped = None
         if config.metrics_port is not None:

@@ -229,10 +229,8 @@ class RunRegistry:
         try:
             update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:
-            facts = update.run.facts
-            log.exception(
-                "%s cannot be ended with what it has", response_id(facts.id), extra=facts.log_fields
-            )
+            name, fields = response_id(update.run.facts.id), update.run.facts.log_fields
+            log.exception("%s cannot be ended with what it has", name, extra=fields)
             update.unwritable = True
 
 

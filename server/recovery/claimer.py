@@ -458,11 +458,8 @@ class Claimer(Worker):
         if stored.cancel_requested_at is not None:
             end: CancelRun | FailRun = CancelRun(stored.id, stored.cancel_reason)
         else:
-            log.warning(
-                "%s was left by a dead replica and ends as failed",
-                response_id(stored.id),
-                extra=stored.log_fields,
-            )
+            name, fields = response_id(stored.id), stored.log_fields
+            log.warning("%s was left by a dead replica and ends as failed", name, extra=fields)
             self.counts.given_up[stored.background] += 1
             end = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
         self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
