@@ -24,7 +24,6 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
     server = new_server("holdfast-code-runner", host)
     threads = CapacityLimiter(sessions.most_pieces)
     ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."
-    about = "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
 
     async def run_piece(context: Context, piece: Piece) -> str:  # type: ignore[type-arg]
         name, goes_on = session_name(context), session_goes_on(context)
@@ -65,19 +64,13 @@ def build_server(sessions: SandboxSessions, limits: SandboxLimits, host: str) ->
         most = min(limits.output, max_output_length or limits.output)
         return await run_piece(context, ShellScript(commands, seconds, most, limits.output))
 
-    server.add_tool(python, name="python", description=about + ends, structured_output=False)
-    server.add_tool(
-        execute,
-        name="exec",
-        description=f"Runs a program and gives what it prints. {ends}",
-        structured_output=False,
-    )
-    server.add_tool(
-        shell,
-        name="shell",
-        description=f"Runs commands in a shell, one after the other, and gives what each one wrote. {ends}",
-        structured_output=False,
-    )
+    value = "and the value of a last line that is an expression"
+    for name, act, about in (
+        ("python", python, f"Runs Python code and gives what it prints, {value}."),
+        ("exec", execute, "Runs a program and gives what it prints."),
+        ("shell", shell, "Runs commands in a shell, one after the other, and gives what each one wrote."),
+    ):
+        server.add_tool(act, name=name, description=f"{about} {ends}", structured_output=False)
     return server
 
 

@@ -234,14 +234,7 @@ def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[byte
     filtered, written = os.pipe()
     os.write(written, seccomp.sandbox_filter(os.uname().machine))
     os.close(written)
-    inside = {
-        "control": child_end,
-        "seconds": limits.seconds,
-        "memory": limits.memory,
-        "disk": limits.disk,
-        "processes": limits.processes,
-        "cpu_seconds": _CPU_SECONDS,
-    }
+    inside = {**asdict(limits), "control": child_end, "cpu_seconds": _CPU_SECONDS}
     program = [python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)]
     words = [*_bubblewrap(limits, python.folders), "--seccomp", str(filtered), "--", *program]
     try:
