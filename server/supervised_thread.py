@@ -85,11 +85,9 @@ class SupervisedThread:
         self._stop_requested = False
         self._wakeup = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started = False
 
     def start(self) -> None:
         self._busy_since = self._clock()
-        self._started = True
         self._thread.start()
 
     @property
@@ -109,7 +107,7 @@ class SupervisedThread:
 
     def join(self, seconds: float | None = None) -> None:
         """Waits for the thread's end, if it was started; returns at once on the thread itself."""
-        if self._started and threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(seconds)
 
     def wake(self) -> None:
@@ -140,7 +138,7 @@ class SupervisedThread:
 
     def trouble(self) -> str | None:
         """Why the thread is not working, for /health/ready; None if it is. Any thread."""
-        if not self._started or self._stop_requested:
+        if self._thread.ident is None or self._stop_requested:  # it was not started, or is to end
             return None
         if not self._thread.is_alive():
             return f"the {self.name} thread has died"
