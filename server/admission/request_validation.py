@@ -26,30 +26,24 @@ from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenI
 COMPACTION = "compaction"
 MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
 """The longest strings that requests may have. Not in the types, which also decode stored requests."""
-
-
-def _has_window(request: CreateResponse) -> bool:
-    return request.completion_window is not None
-
-
 _WINDOW = "background_options.completion_window"
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
     (
         _WINDOW,
         "invalid_value",
-        lambda r: _has_window(r) and not r.background,
+        lambda r: r.completion_window is not None and not r.background,
         "Only background responses have a completion_window of 2h or 8h: leave it out, or set background.",
     ),
     (
         _WINDOW,
         "invalid_value",
-        lambda r: _has_window(r) and r.stream,
+        lambda r: r.completion_window is not None and r.stream,
         "A response with a completion_window of 2h or 8h is not streamed: leave out one of the two.",
     ),
     (
         "priority",
         "invalid_value",
-        lambda r: _has_window(r) and r.priority is not None,
+        lambda r: r.completion_window is not None and r.priority is not None,
         "A response with a completion_window of 2h or 8h runs after every other one: leave out priority.",
     ),
     (

@@ -101,8 +101,8 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
 
 def final_responses(database: Database, tenant: str, response_ids: Sequence[UUID]) -> list[bytes] | None:
     """These responses as JSON, without deleted ones; None while one of them has not ended."""
-    found = (find_response(database, tenant, response) for response in response_ids)
-    existing = [response for response in found if response is not None]
+    current = (find_response(database, tenant, response) for response in response_ids)
+    existing = [response for response in current if response is not None]
     if any(response.status not in TERMINAL_STATUSES for response in existing):
         return None
     return [msgspec.json.encode(response) for response in existing]
