@@ -121,9 +121,9 @@ def _read_prompt(
     else:
         check_tokens(prompt, path, vocabulary)
         tokens = tuple(prompt)
-    if (kept := request.truncate_prompt_tokens) is not None:
+    if request.truncate_prompt_tokens is not None:
         output = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        tokens = truncate_tokens(tokens, kept, request.truncation_side, context=context, max_output=output)
+        tokens = truncate_tokens(tokens, request, context, output)
         prompt = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)

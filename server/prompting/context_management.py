@@ -25,10 +25,10 @@ from server.prompting.compaction_items import (
     settings_items,
     transcript,
 )
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
+from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import moment_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.responses.items import Compaction, InputText, Item, Message, plain_text, with_images
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
@@ -100,12 +100,9 @@ def _prepare_compacted(
 
 def _whole_prompt(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> Prompt | None:
     """The prompt with all items; None for one of more than `limit` tokens."""
-    whole = msgspec.structs.replace(resolved.request, truncation=None)
-    moment = moment_of(resolved.response)
+    untruncated = msgspec.structs.replace(resolved.request, truncation=None)
     try:
-        return write_prompt(
-            served, resolved.tenant, whole, resolved.tools, resolved.items, moment, max_tokens=limit
-        )
+        return write_prompt(served, replace(resolved, request=untruncated), max_tokens=limit)
     except InvalidRequest as refused:
         if refused.code != "context_length_exceeded":
             raise
@@ -139,6 +136,7 @@ class _Compaction:
             served=served,
             tenant=resolved.tenant,
             request=resolved.request,
+            response=resolved.response,
             transcript=transcript(items, retained_ids),
             context=context,
         )
@@ -163,7 +161,7 @@ class _Compaction:
         spec = CompactionSpec(seal, by_model=not self.summary.is_short, answers=answers)
         if not spec.by_model:
             return replace(answer if answers else answer.without_output(), compaction=spec)
-        request, prompt = self.summary.make_request(moment_of(resolved.response))
+        request, prompt = self.summary.make_request()
         summary_turn = prepare_from_prompt(served, replace(resolved, request=request, tools=()), prompt)
         return replace(
             answer,

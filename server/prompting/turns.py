@@ -27,7 +27,6 @@ from server.prompting.context_management import prepare_later_turn, prepare_with
 from server.prompting.engine_request import (
     SEALED_REASONING,
     Prepared,
-    ResolvedRequest,
     asks_for_summary,
     is_ranked,
     prepare,
@@ -37,7 +36,7 @@ from server.prompting.engine_request import (
 )
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import moment_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import Compaction, HostedCall, Item, ToolSearchCall, encode_item
 from server.protocol.responses.request import CreateResponse
@@ -88,11 +87,7 @@ def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
     Raises ApiError, also for a longer one.
     """
     limit = MAX_COUNTED_CONTEXTS * served.model_info.context_length
-    request, moment = resolved.request, moment_of(resolved.response)
-    prompt = write_prompt(
-        served, resolved.tenant, request, resolved.tools, resolved.items, moment, max_tokens=limit
-    )
-    return len(prompt.token_ids)
+    return len(write_prompt(served, resolved, max_tokens=limit).token_ids)
 
 
 def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:

@@ -9,7 +9,8 @@ from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.model_formats.model_format import Prompt, PromptConversation
 from server.prompting.context_management import _text_only, prepare_with_compaction
-from server.prompting.engine_request import ResolvedRequest, prepare
+from server.prompting.engine_request import prepare
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.responses.events import Event, first_events
 from server.protocol.responses.items import Compaction, FunctionCallOutput, InputText, Message, PreparedImage
 from server.protocol.responses.request import ContextManagement, CreateResponse
