@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from server.errors import InvalidRequest
 from server.generation.call_arguments import parse_object
 from server.model_formats.model_format import PromptTool
 from server.protocol.decode import decode_as
@@ -115,20 +115,20 @@ def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, argum
         fields["commands"] = [command]
     if isinstance(command := fields.get("command"), str):
         fields["command"] = ["bash", "-lc", command]
-    said = _UNREADABLE[name]
+    action = _UNREADABLE[name]
     try:
-        said = decode_as(msgspec.json.encode(fields), type(said))
-        if isinstance(said, PatchOperation) and said.type != "delete_file" and not isinstance(said.diff, str):
+        action = decode_as(msgspec.json.encode(fields), type(action))
+        if isinstance(action, PatchOperation) and action.type != "delete_file" and action.diff is UNSET:
             raise msgspec.ValidationError("no diff")
-    except (msgspec.ValidationError, InvalidRequest):
-        said, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
-    match said:
+    except msgspec.ValidationError:
+        action, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
+    match action:
         case ShellAction():
-            return ShellCall(item_id, status, call_id, said, {"type": "local"})
+            return ShellCall(item_id, status, call_id, action, {"type": "local"})
         case LocalShellAction():
-            return LocalShellCall(item_id, status, call_id, said)
+            return LocalShellCall(item_id, status, call_id, action)
         case PatchOperation():
-            return ApplyPatchCall(item_id, status, call_id, said)
+            return ApplyPatchCall(item_id, status, call_id, action)
 
 
 def client_prefix(name: str) -> str:
@@ -163,10 +163,11 @@ def as_function(item: ClientCall | ClientOutput) -> Iterator[Item]:
 
 
 def _call(item: ClientCall, arguments: msgspec.Struct) -> FunctionCall:
-    """Without the fields that the model has not set."""
-    said = {
+    """The function's call, without the fields that the model has not set."""
+    fields = {
         name: value
         for name, value in msgspec.to_builtins(arguments).items()
         if value not in (None, {}, "exec")
     }
-    return FunctionCall(item.id, "completed", item.call_id, tool_of(item), msgspec.json.encode(said).decode())
+    text = msgspec.json.encode(fields).decode()
+    return FunctionCall(item.id, "completed", item.call_id, tool_of(item), text)

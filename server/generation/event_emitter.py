@@ -94,8 +94,8 @@ class EventEmitter:
             case ReasoningDelta(text):
                 events = self._ensure_open(delta)
             case CallStart() if (label := self.tool_calls.server_of(delta)) is not None:
-                events = self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
-                return events + self.tool_calls.start_draft(label, delta.name, is_code=delta.kind == "custom")
+                is_code = delta.kind == "custom"
+                return self.close_turn() + self.tool_calls.start_draft(label, delta.name, is_code=is_code)
             case CallDelta(text) if self.tool_calls.has_draft:
                 self.tool_calls.append(text)
                 return []

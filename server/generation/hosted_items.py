@@ -193,17 +193,16 @@ def _as_model_items(
             yield msgspec.structs.replace(item, call_id=item.id)
         case McpApprovalRequest() if item.id in called:
             return
-        case McpCall():
-            yield from _as_function(item, result_text(item))
-        case McpApprovalRequest():
-            yield from _as_function(item, _approval_text(answers.get(item.id)))
+        case McpCall() | McpApprovalRequest():
+            text = result_text(item) if isinstance(item, McpCall) else _approval_text(answers.get(item.id))
+            yield from _as_call(item.id, item.server_label, item.name, item.arguments, text)
         case CodeInterpreterCall():
-            yield from _as_call(
-                item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
-            )
+            text, code = result_text(tool_result_of(item)), _json({"code": item.code or ""})
+            yield from _as_call(item.id, "python", "python", code, text)
         case WebSearchCall(results=str()):
             name, arguments = _search_call(item.action)
-            yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
+            text = result_text(tool_result_of(item))
+            yield from _as_call(item.id, "browser", name, _json(arguments), text)
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
         case _:
@@ -222,14 +221,10 @@ def _as_answered_by_item(item: AnsweredByItem, called: set[str | None]) -> Itera
         yield FunctionCallOutput(item.id, "completed", call_id, UNFINISHED)
 
 
-def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
-    return _as_call(item.id, item.server_label, item.name, item.arguments, ToolResult(output))
-
-
-def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
-    call_id = name or f"{label}:{tool}"
-    yield FunctionCall(name, "completed", call_id, tool, arguments, label)
-    yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
+def _as_call(item_id: str, label: str, tool: str, arguments: str, output: str) -> Iterator[Item]:
+    call_id = item_id or f"{label}:{tool}"
+    yield FunctionCall(item_id, "completed", call_id, tool, arguments, label)
+    yield FunctionCallOutput(item_id, "completed", call_id, output)
 
 
 def _json(arguments: object) -> str:

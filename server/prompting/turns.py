@@ -19,7 +19,7 @@ from server.generation.hosted_tools_of_response import (
     call_limit,
     hosted_tools_of,
 )
-from server.generation.output_decoding import DecodingSpec, WithoutReasoning, no_decoding
+from server.generation.output_decoding import DecodingSpec, no_decoding
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.chat_output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
@@ -95,32 +95,23 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
 
     Calls that the input approves are made before an answer.
     """
-    return _turn_decoding_spec(served, resolved, prepared, resolved.items if prepared.wants_output else ())
+    return _decoding_spec(served, resolved, prepared, resolved.items if prepared.wants_output else ())
 
 
-def _turn_decoding_spec(
+def _decoding_spec(
     served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
 ) -> DecodingSpec:
-    """A summary is no output, so the request's stop strings and log probabilities do not apply to it."""
-    spec = decoding_spec(served, resolved, prepared, approving_items)
-    if prepared.compaction is None:
-        return spec
-    spec = replace(spec, compaction=prepared.compaction)
-    if not prepared.model_writes_summary:
-        return spec
-    none: frozenset[int] = frozenset()
-    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
+    """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it.
 
-
-def decoding_spec(
-    served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
-) -> DecodingSpec:
-    """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it."""
+    A summary is no output, so the request's stop strings and log probabilities do not apply to it.
+    """
     request, tenant, prompt = resolved.request, resolved.tenant, prepared.prompt
     listed = frozenset(request.stop_token_ids or ())
     shown = bool(request.include_stop_str_in_output)
-    return DecodingSpec(
+    spec = DecodingSpec(
         _parser(served, request, prompt),
+        # A chat completion's response keeps its reasoning; the chat format leaves it out.
+        hides_reasoning=request.include_reasoning is False and not isinstance(request, ChoiceRequest),
         stop_strings=(*stop_strings(request), *prompt.stop_strings),
         include_stop_string=shown,
         min_tokens=request.min_tokens or 0,
@@ -149,8 +140,13 @@ def decoding_spec(
         )
         if resolved.tools
         else _NO_HOSTED_TOOLS,
+        compaction=prepared.compaction,
         dropped_items=prompt.dropped_items,
     )
+    if not prepared.model_writes_summary:
+        return spec
+    none: frozenset[int] = frozenset()
+    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
 
 
 def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> OutputParser:
@@ -158,10 +154,7 @@ def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> Out
         shows_special = request.skip_special_tokens is False
         ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
         return PlainParser(served.vocabulary, ends, shows_special=shows_special)
-    parser = served.model_format.parser(prompt)
-    # A chat completion's response keeps its reasoning; the chat format leaves it out.
-    hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
-    return WithoutReasoning(parser) if hidden else parser
+    return served.model_format.parser(prompt)
 
 
 def _token_dump(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
@@ -240,7 +233,7 @@ class TurnBuilder:
         engine_request = replace(
             prepared.engine_request, request_id=f"{resolved.response.hex}.{work.turn + 1}"
         )
-        return NextTurn(engine_request, _turn_decoding_spec(self.served, resolved, prepared))
+        return NextTurn(engine_request, _decoding_spec(self.served, resolved, prepared))
 
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         request = self.resolved.request
