@@ -192,14 +192,14 @@ class EventEmitter:
 
     def _open_item(self, start: ItemStart) -> list[Event]:
         events = self._close(self._cut_off_status)
-        call_id = ids.call_id(self._response, self._index)
+        call_id, is_client_tool = ids.call_id(self._response, self._index), False
+        prefix = wire.ITEM_PREFIX[delta_kind(start)]
         if isinstance(start, CallStart):
             if start.call_id and start.call_id not in self._call_ids:
                 call_id = start.call_id
             self._call_ids.add(call_id)
-        prefix, is_client_tool = wire.ITEM_PREFIX[delta_kind(start)], False
-        if isinstance(start, CallStart) and self.tool_calls.is_of_client(start):
-            prefix, is_client_tool = client_prefix(start.name), True
+            if is_client_tool := self.tool_calls.is_of_client(start):
+                prefix = client_prefix(start.name)
         self._open = WrittenItem(
             self.numbers,
             start,

@@ -63,9 +63,6 @@ class HostedTools:
     def by_label(self) -> Mapping[str, ListedServer]:
         return {listed.label: listed for listed in self.servers}
 
-    def needs_approval(self, label: str, name: str) -> bool:
-        return name in self.by_label[label].approval_required
-
     def tool_of(self, call: McpCall | McpApprovalRequest) -> ListedTool | None:
         """The tool that is called; None if the response does not offer it."""
         listed = self.by_label.get(call.server_label)

@@ -128,7 +128,7 @@ class ToolCallEvents:
 
     def start_draft(self, label: str, name: str, *, is_code: bool) -> list[Event]:
         """The model begins a call. Its arguments are JSON, or bare code if `is_code`."""
-        needs_approval = self._hosted.needs_approval(label, name)
+        needs_approval = name in self._hosted.by_label[label].approval_required
         self._draft = _Draft(label, name, needs_approval, is_code)
         return [] if needs_approval else self._start_call(label, name)
 

@@ -65,19 +65,14 @@ def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
     """The content parts, and after a PDF with a `detail` its pages as pictures. Raises InvalidRequest."""
     read: list[ContentPart] = []
     for index, part in enumerate(parts):
-        read += _read_part(part, f"{path}[{index}]")
+        kind, own_path = part.get("type"), f"{path}[{index}]"
+        reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
+        if reader is None:
+            sentence = f"Content of type {abbreviated(kind)} is not supported; this model reads text."
+            raise unsupported_value(sentence, f"{own_path}.type")
+        content = reader.read(part, own_path)
+        read += content if isinstance(content, list) else [content]
     return read
-
-
-def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
-    kind = part.get("type")
-    reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
-    if reader is None:
-        raise unsupported_value(
-            f"Content of type {abbreviated(kind)} is not supported; this model reads text.", f"{path}.type"
-        )
-    read: ContentPart | list[ContentPart] = reader.read(part, path)
-    return read if isinstance(read, list) else [read]
 
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
