@@ -301,7 +301,7 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> objects.Choice
         message,
         finish_reason(shape, final),
         final.stop_reason,
-        _logprobs([one for part in texts for one in part.logprobs]),
+        _logprobs([logprob for part in texts for logprob in part.logprobs]),
         final.output_token_ids if shape.return_token_ids else None,
     )
 
@@ -309,9 +309,8 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> objects.Choice
 def _logprobs(logprobs: Sequence[Logprob]) -> objects.ChoiceLogprobs | None:
     if not logprobs:
         return None
-    return objects.ChoiceLogprobs(
-        [
-            objects.TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
-            for one in logprobs
-        ]
-    )
+    content = [
+        objects.TokenLogprob(item.token, item.logprob, item.bytes, msgspec.to_builtins(item.top_logprobs))
+        for item in logprobs
+    ]
+    return objects.ChoiceLogprobs(content)

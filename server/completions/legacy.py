@@ -84,7 +84,7 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     prompts = _split_prompts(request.prompt)
     if len(prompts) * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return [_read_prompt(one, path, request, served, tenant, vocabulary) for path, one in prompts]
+    return [_read_prompt(element, path, request, served, tenant, vocabulary) for path, element in prompts]
 
 
 def generated_per_prompt(request: TextRequest) -> int:
@@ -96,11 +96,11 @@ def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]
     """Each prompt with its path. Raises InvalidRequest for texts and token ids in one list."""
     if isinstance(prompt, str):
         return [("prompt", prompt)]
-    if all(isinstance(one, int) for one in prompt):
+    if all(isinstance(element, int) for element in prompt):
         return [("prompt", list(prompt))]
-    if any(isinstance(one, int) for one in prompt):
+    if any(isinstance(element, int) for element in prompt):
         raise InvalidRequest("A list of prompts has texts or lists of token ids.", param="prompt")
-    return [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
+    return [(f"prompt[{index}]", element) for index, element in enumerate(prompt)]
 
 
 def _read_prompt(
@@ -149,9 +149,9 @@ def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
     """A request for each answer, ordered by prompt."""
     return [
-        _choice_request(prompt, request, place)
+        _choice_request(prompt, request, index)
         for prompt in prompts
-        for place in range(generated_per_prompt(request))
+        for index in range(generated_per_prompt(request))
     ]
 
 
@@ -284,7 +284,7 @@ def _choice(shape: LegacyFormat, index: int, final: FinalChoice, first: FinalCho
     texts = final.texts
     head = shape.first_tokens[index // shape.per_prompt]
     entries = [*_prompt_logprobs(first, head, shape)] if shape.echo and shape.logprobs else []
-    entries += [_output_logprob(one) for part in texts for one in part.logprobs]
+    entries += [_output_logprob(logprob) for part in texts for logprob in part.logprobs]
     return TextChoice(
         index=index,
         text=shape.echo_text(index) + "".join(part.text for part in texts),
@@ -306,7 +306,7 @@ _LegacyLogprob = tuple[str, float | None, dict[str, float] | None, int]
 
 
 def _output_logprob(entry: Logprob) -> _LegacyLogprob:
-    likely = {one.token: one.logprob for one in entry.top_logprobs}
+    likely = {token.token: token.logprob for token in entry.top_logprobs}
     length = len(bytes(entry.bytes).decode(errors="replace"))
     return entry.token, entry.logprob, {**likely, entry.token: entry.logprob}, length
 
@@ -320,10 +320,10 @@ def _prompt_logprobs(final: FinalChoice, head: str, shape: LegacyFormat) -> Iter
             continue
         own = likely[str(token)]
         names = {
-            other: ids.token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
-            for other, one in likely.items()
+            other: ids.token_id_name(int(other)) if shape.tokens_as_ids else logprob["decoded_token"]
+            for other, logprob in likely.items()
         }
-        likeliest = {names[other]: one["logprob"] for other, one in likely.items()}
+        likeliest = {names[other]: logprob["logprob"] for other, logprob in likely.items()}
         yield names[str(token)], own["logprob"], likeliest, len(own["decoded_token"])
 
 

@@ -61,7 +61,7 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 
 
 def list_completions(
-    database: Database, tenant: str, filters: Filters, asked: PageRequest
+    database: Database, tenant: str, filters: Filters, page_request: PageRequest
 ) -> Page[msgspec.Raw]:
     """A page of completions; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
@@ -78,10 +78,12 @@ def list_completions(
                 log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
     parse_id = ids.parse_completion_id
-    return list_encoded(database, tenant, filters, asked, parse_id, "a chat completion", encode)
+    return list_encoded(database, tenant, filters, page_request, parse_id, "a chat completion", encode)
 
 
-def list_messages(database: Database, tenant: str, first: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
+def list_messages(
+    database: Database, tenant: str, first: UUID, page_request: PageRequest
+) -> Page[msgspec.Raw]:
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
@@ -89,16 +91,16 @@ def list_messages(database: Database, tenant: str, first: UUID, asked: PageReque
         payloads = stored_items.input_items(connection, tenant, first)
         groups = items_by_message(map(decode_item, payloads))
         named = [(f"{ids.completion_id(first)}-{index}", group) for index, group in enumerate(groups)]
-        rest = _after(named[::-1] if asked.newest_first else named, asked.after)
+        rest = _after(named[::-1] if page_request.newest_first else named, page_request.after)
         page = within_page_bytes(
             msgspec.json.encode(stored_message(items_with_image_urls(connection, tenant, group), message_id))
-            for message_id, group in rest[: asked.limit]
+            for message_id, group in rest[: page_request.limit]
         )
         encoded = list(page)
         return encoded, len(rest) > len(encoded)
 
     page, more = database.read(work)
-    return make_page(page, asked.limit, more=more)
+    return make_page(page, page_request.limit, more=more)
 
 
 def _after(messages: list[tuple[str, list[Item]]], after: str | None) -> list[tuple[str, list[Item]]]:

@@ -162,7 +162,7 @@ DENIED = "The user did not allow this call."
 
 def items_for_model(
     items: Sequence[Item],
-    describe: Callable[[ToolSearchOutput], str] = lambda found: _json(found.tools),
+    describe: Callable[[ToolSearchOutput], str] = lambda output: _json(output.tools),
 ) -> list[Item]:
     """The items as a model reads them: hosted calls, and outputs without a call, as function calls with their
     outputs, as chat templates write them. Tools and settings are no items of a prompt. `describe` tells the

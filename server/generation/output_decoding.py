@@ -180,8 +180,8 @@ class OutputDecoder:
         for index in range(len(token_ids)):
             if self.stop_string is not None:
                 break
-            one = slice(index, index + 1)
-            decoded += self._feed(token_ids[one], None if logprobs is None else logprobs[one])
+            token = slice(index, index + 1)
+            decoded += self._feed(token_ids[token], None if logprobs is None else logprobs[token])
         return _merged(decoded)
 
     def close(self) -> Decoded:

@@ -231,16 +231,16 @@ class Scanner:
 
     def take_while(self, pattern: re.Pattern[str], limit: int) -> Reader[str]:
         """The characters that match the one-character pattern; at most `limit` + 1."""
-        taken: list[str] = []
+        parts: list[str] = []
         count = 0
         while True:
             end = self._at
             while end < len(self._text) and count <= limit and pattern.match(self._text, end):
                 end += 1
                 count += 1
-            taken.append(self._read_to(end))
+            parts.append(self._read_to(end))
             if self._at < len(self._text) or self.ended or count > limit:
-                return "".join(taken)
+                return "".join(parts)
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:

@@ -79,10 +79,10 @@ def _first_within(served: LoadedModel, groups: Iterable[Sequence[Item]], max_tok
     """The identities of the items of the first groups that have so many tokens together."""
     chosen: set[int] = set()
     count = _TokenCount(served)
-    left = max_tokens
+    room = max_tokens
     for group in groups:
-        left -= sum([count(_text(item), left) for item in items_for_model(group)])
-        if left < 0:
+        room -= sum([count(_text(item), room) for item in items_for_model(group)])
+        if room < 0:
             break
         chosen |= set(map(id, group))
     return chosen

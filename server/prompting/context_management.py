@@ -49,7 +49,7 @@ def prepare_with_compaction(
     """
     if resolved.request.prewarms:
         return prepare(served, resolved)
-    triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
+    triggered = any(entry.type == COMPACTION_TRIGGER for entry in settings)
     if approved_calls(resolved.items):
         if triggered:
             raise InvalidRequest(
@@ -83,7 +83,7 @@ def _prepare_compacted(
 ) -> Prepared:
     """The turn that compacts a context above the threshold; the answer's if there is nothing to gain."""
     context = served.model_info.context_length
-    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
+    threshold = min(entry.compact_threshold or int(context * DEFAULT_SHARE) for entry in settings)
     limit = min(max(threshold, context), MAX_COUNTED_CONTEXTS * context)
     whole = _whole_prompt(served, resolved, limit)
     length = limit + 1 if whole is None else len(whole.token_ids)
