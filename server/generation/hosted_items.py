@@ -122,7 +122,7 @@ _read_outputs = msgspec.json.Decoder(list[ShellOutput]).decode
 
 
 def shell_output(outcome: ToolResult) -> list[ShellOutput]:
-    """What each command of a shell call wrote; of a failed call its error, as that of one command."""
+    """The outputs of a shell call's commands; of a failed call its error, as that of one command."""
     try:
         return _read_outputs(outcome.output or "")
     except msgspec.DecodeError:

@@ -104,7 +104,7 @@ class DueCall:
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
     repeatable: bool = False
-    """It may be made again where it may have been made before a crash."""
+    """Whether the call does no harm if it was made before a crash and is made again."""
 
 
 @dataclass(frozen=True, slots=True)

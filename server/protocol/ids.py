@@ -67,7 +67,7 @@ def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
 
 
 def parse_uuid(text: str) -> UUID | None:
-    """None if it is none."""
+    """The UUID that a text is; None for other text."""
     try:
         return UUID(text)
     except ValueError:

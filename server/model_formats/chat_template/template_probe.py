@@ -40,12 +40,12 @@ THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 
 
 class TemplateCapabilities:
-    """What a template can render, and in which form; an error or missing text means no support."""
+    """The features that a template renders, and their forms; an error or missing text means no support."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.no_tools: tuple[()] | None
-        """What stands for no tools."""
+        """The value of `tools` that stands for none."""
         self.content_as_parts: bool
         """Content is always a list of parts, as templates of some models that read pictures take no text."""
         forms: tuple[tuple[tuple[()] | None, bool], ...] = ((None, False), (None, True), ((), False))
