@@ -43,7 +43,6 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, ToolSearchTool, read_choice
 from server.sealing.sealed_items import with_tagged_id
 
-_NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Bytes of a response's output as JSON, tool results included; beyond them there is no further turn."""
 
@@ -136,7 +135,7 @@ def _decoding_spec(
             served.max_tool_calls,
         )
         if resolved.tools
-        else _NO_HOSTED_TOOLS,
+        else HostedTools(),
         compaction=prepared.compaction,
         dropped_items=prompt.dropped_items,
     )

@@ -38,8 +38,6 @@ from server.protocol.responses.items import Item, Message, text_of
 from server.protocol.responses.request import CreateResponse, SharedParameters, TextFormat
 from server.sealing.sealed_items import unseal_items
 
-_AUTOMATIC = wire.ToolChoice()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRequest:
@@ -159,7 +157,7 @@ def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> PromptConversation:
     """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
-    choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
+    choice = wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return PromptConversation(
         items=items,

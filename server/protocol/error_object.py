@@ -20,10 +20,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-def missing_parameter(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-
-
+missing_value = partial(InvalidRequest, code="missing_required_parameter")
 unsupported_value = partial(InvalidRequest, code="unsupported_value")
 invalid_value = partial(InvalidRequest, code="invalid_value")
 unsupported_parameter = partial(InvalidRequest, code="unsupported_parameter")
+
+
+def missing_parameter(param: str) -> InvalidRequest:
+    return missing_value(f"Missing required parameter: '{param}'.", param)

@@ -6,9 +6,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from server.errors import InvalidRequest
 from server.protocol.decode import convert
-from server.protocol.error_object import missing_parameter, unsupported_value
+from server.protocol.error_object import missing_parameter, missing_value, unsupported_value
 from server.protocol.input_files import FileError, file_content, is_pdf, storable_file_data
 from server.protocol.input_images import check_image, page_images
 from server.protocol.responses.items import (
@@ -78,11 +77,9 @@ def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
     image: _Image = convert(part, _Image, path)
     if not image.image_url and not image.file_id:
-        raise InvalidRequest(
-            f"Missing required parameter: '{path}.image_url'; an image has an image_url or a file_id.",
-            f"{path}.image_url",
-            "missing_required_parameter",
-        )
+        param = f"{path}.image_url"
+        sentence = f"Missing required parameter: '{param}'; an image has an image_url or a file_id."
+        raise missing_value(sentence, param)
     return check_image(InputImage(image.image_url, image.file_id, image.detail or "auto"), path)
 
 
