@@ -156,8 +156,9 @@ def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> Out
 def _token_dump(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
     if not request.enable_response_messages or served.vocabulary is None:
         return None
-    apart = isinstance(served.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
-    read = served.model_format.messages if apart else None  # type: ignore[attr-defined]
+    read = None
+    if isinstance(served.model_format, MessageFormat) and not isinstance(request, ChoiceRequest):
+        read = served.model_format.messages
     likelihood = prompt_logprobs(request) is not None
     return TokenDump(served.vocabulary, prompt.token_ids, prompt_logprobs=likelihood, read=read)
 

@@ -56,13 +56,13 @@ _cache = BoundedCache[tuple[str | None, bytes, int], dict[str, str]](_CACHE_SIZE
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
     """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ApiError."""
     content = file_content(data)
-    if data.startswith(_PDF_TYPE) and not is_pdf(content):
-        raise FileError("The file is not a PDF that can be read.")
-    if not is_pdf(content):
-        file_text(data)
-        return data
-    text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
-    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+    if is_pdf(content):
+        text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
+        return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+    if data.startswith(_PDF_TYPE):
+        raise FileError(_ERROR_MESSAGES["broken"])
+    file_text(data)
+    return data
 
 
 def file_text(data: str) -> str:
