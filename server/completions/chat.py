@@ -19,10 +19,9 @@ from server.completions.chunk_stream import (
     StreamedChoice,
     total_usage,
 )
-from server.completions.shared_parameters import choice_parameters, refuse_unsupported
+from server.completions.shared_parameters import choice_parameters, output_grammar, refuse_unsupported
 from server.errors import InvalidRequest
 from server.prompting.engine_request import LOGPROBS
-from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
@@ -94,7 +93,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         tool_choice=_tool_choice(request.tool_choice),
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
         text=_text(request),
-        structured_outputs=_structured_outputs(request),
+        structured_outputs=output_grammar(request, "structured_outputs"),
         add_special_tokens=bool(request.add_special_tokens),
         prediction=request.prediction.text if request.prediction else "",
     )
@@ -123,17 +122,6 @@ def _tool_choice(choice: Any) -> Any:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
             return {"type": "allowed_tools", "mode": mode, "tools": [_tool_choice(tool) for tool in tools]}
     return choice
-
-
-def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
-    """The grammar of the whole output. Raises InvalidRequest if response_format has one, too."""
-    grammar = with_modern_names(request).structured_outputs
-    form = request.response_format
-    if grammar is not None and form is not None and form.type != "text":
-        raise InvalidRequest(
-            "Give response_format or structured_outputs, not both.", param="structured_outputs"
-        )
-    return grammar_of_format(form) if grammar is None and form is not None else grammar
 
 
 def _text(request: ChatRequest) -> TextOptions | None:

@@ -24,6 +24,7 @@ from server.completions.shared_parameters import (
     choice_parameters,
     includes_continuous_usage,
     includes_usage,
+    output_grammar,
     refuse_unsupported,
 )
 from server.completions.tokenize import encode_text
@@ -32,7 +33,6 @@ from server.model_formats.output_grammar.relaxed_schemas import without_unenforc
 from server.prompting.engine_request import LOGPROBS
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
 from server.prompting.served_model import LoadedModel
-from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.write_prompt import truncate_tokens
 from server.protocol import ids
 from server.protocol.completions.objects import (
@@ -174,14 +174,9 @@ def _choice_request(prompt: LegacyPrompt, request: TextRequest, index: int) -> P
 
 def _grammar(request: TextRequest) -> dict[str, Any] | None:
     """The grammar of response_format or structured_outputs; the prompt does not mention it."""
-    form = request.response_format
-    grammar = with_modern_names(request).structured_outputs
-    if form is None or form.type == "text":
+    grammar, form = output_grammar(request, "response_format"), request.response_format
+    if grammar is not None or form is None or form.type == "text":
         return grammar
-    if grammar is not None:
-        raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
-    if (tag := grammar_of_format(form)) is not None:
-        return tag
     if form.type == "json_object":
         return {"json_object": True}
     assert form.json_schema is not None
