@@ -240,15 +240,13 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return "search", {"query": action.get("query") or ""}
 
 
-def result_of_output(item: ToolSearchOutput | ShellCallOutput) -> ToolResult:
+def tool_result_of(item: HostedCall | ToolSearchOutput | ShellCallOutput) -> ToolResult:
     """The result that was made into the item."""
-    if isinstance(item, ToolSearchOutput):
-        return ToolResult(tools=item.tools)
-    return ToolResult(_json(item.output))
-
-
-def tool_result_of(item: HostedCall) -> ToolResult:
     match item:
+        case ToolSearchOutput():
+            return ToolResult(tools=item.tools)
+        case ShellCallOutput():
+            return ToolResult(_json(item.output))
         case McpCall():
             return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
         case CodeInterpreterCall():
