@@ -3,6 +3,7 @@ custom tools, namespaces of both, MCP servers, the search for deferred tools, an
 client; others are ignored unless `tool_choice` names one.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -20,6 +21,7 @@ URLS_KEY = "holdfast/urls"
 """The entry of a browser result's `_meta` with the URL of its page, or the URLs that its search found."""
 MAX_URLS = 50
 
+ALLOWED_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
