@@ -109,7 +109,14 @@ def _divide(
         id=compaction_id,
         retained=retained,
         pending=pending,
-        summary=Summary(served=served, tenant=tenant, request=request, transcript=written, context=length),
+        summary=Summary(
+            served=served,
+            tenant=tenant,
+            request=request,
+            response=compaction_id,
+            transcript=written,
+            context=length,
+        ),
     )
 
 

@@ -21,7 +21,6 @@ from server.logs.context import Origin
 from server.prompting.engine_request import (
     MAX_LOGPROBS,
     Prepared,
-    ResolvedRequest,
     beams,
     logprobs_limit,
     prompt_logprobs,
@@ -32,6 +31,7 @@ from server.prompting.prompt_limits import check_callable, check_functions
 from server.prompting.refused_grammars import refused_tool
 from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, count_prompt, first_turn
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.error_object import invalid_value
 from server.protocol.ids import choice_id, new_uuid

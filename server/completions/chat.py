@@ -19,10 +19,9 @@ from server.completions.chunk_stream import (
     StreamedChoice,
     total_usage,
 )
-from server.completions.shared_parameters import choice_parameters, refuse_unsupported
+from server.completions.shared_parameters import choice_parameters, output_grammar, refuse_unsupported
 from server.errors import InvalidRequest
 from server.prompting.engine_request import LOGPROBS
-from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions import objects
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
@@ -94,7 +93,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         tool_choice=_tool_choice(request.tool_choice),
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
         text=_text(request),
-        structured_outputs=_structured_outputs(request),
+        structured_outputs=output_grammar(request, "structured_outputs"),
         add_special_tokens=bool(request.add_special_tokens),
         prediction=request.prediction.text if request.prediction else "",
     )
@@ -123,17 +122,6 @@ def _tool_choice(choice: Any) -> Any:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
             return {"type": "allowed_tools", "mode": mode, "tools": [_tool_choice(tool) for tool in tools]}
     return choice
-
-
-def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
-    """The grammar of the whole output. Raises InvalidRequest if response_format has one, too."""
-    grammar = with_modern_names(request).structured_outputs
-    form = request.response_format
-    if grammar is not None and form is not None and form.type != "text":
-        raise InvalidRequest(
-            "Give response_format or structured_outputs, not both.", param="structured_outputs"
-        )
-    return grammar_of_format(form) if grammar is None and form is not None else grammar
 
 
 def _text(request: ChatRequest) -> TextOptions | None:
@@ -301,7 +289,7 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> objects.Choice
         message,
         finish_reason(shape, final),
         final.stop_reason,
-        _logprobs([one for part in texts for one in part.logprobs]),
+        _logprobs([logprob for part in texts for logprob in part.logprobs]),
         final.output_token_ids if shape.return_token_ids else None,
     )
 
@@ -309,9 +297,8 @@ def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> objects.Choice
 def _logprobs(logprobs: Sequence[Logprob]) -> objects.ChoiceLogprobs | None:
     if not logprobs:
         return None
-    return objects.ChoiceLogprobs(
-        [
-            objects.TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
-            for one in logprobs
-        ]
-    )
+    content = [
+        objects.TokenLogprob(item.token, item.logprob, item.bytes, msgspec.to_builtins(item.top_logprobs))
+        for item in logprobs
+    ]
+    return objects.ChoiceLogprobs(content)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.objects import CompletionUsage, completion_usage
+from server.protocol.completions.objects import CompletionUsage
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import (
     CustomToolCallInputDelta,
@@ -219,12 +219,9 @@ class ChunkStream:
         match event := decode_as(data, _EVENT_TYPES[kind]):
             case ChoiceStarted() if self._shape.streams_token_ids:
                 return []  # the first chunk has the prompt's token ids, which the next event brings
-            case TokenIdsEvent(side="prompt"):
+            case TokenIdsEvent(side=side):
                 choice.add_tokens(event)
-                return self._shape.chunks(choice, ChoiceStarted())
-            case TokenIdsEvent():
-                choice.add_tokens(event)
-                return []
+                return self._shape.chunks(choice, ChoiceStarted()) if side == "prompt" else []
             case _ChoiceFailed(FinalChoice(error=ResponseError(message=message))):
                 return [_error_chunk(message, "server_error")]
             case StreamError(code=code, message=message):
@@ -259,6 +256,11 @@ def total_usage(prompts: Iterable[Sequence[FinalChoice]], *, with_reasoning: boo
         reasoning += sum(usage.output_tokens_details.reasoning_tokens for usage in usages)
         accepted += sum(final.accepted_prediction_tokens for final in finals)
         rejected += sum(final.rejected_prediction_tokens for final in finals)
-    return completion_usage(
-        prompt, cached, output, reasoning if with_reasoning else 0, accepted=accepted, rejected=rejected
-    )
+    of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
+    of_output = {
+        "reasoning_tokens": reasoning if with_reasoning else 0,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
+    }
+    return CompletionUsage(prompt, output, prompt + output, of_prompt, of_output)

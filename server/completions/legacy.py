@@ -24,6 +24,7 @@ from server.completions.shared_parameters import (
     choice_parameters,
     includes_continuous_usage,
     includes_usage,
+    output_grammar,
     refuse_unsupported,
 )
 from server.completions.tokenize import encode_text
@@ -32,7 +33,6 @@ from server.model_formats.output_grammar.relaxed_schemas import without_unenforc
 from server.prompting.engine_request import LOGPROBS
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
 from server.prompting.served_model import LoadedModel
-from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.write_prompt import truncate_tokens
 from server.protocol import ids
 from server.protocol.completions.objects import (
@@ -84,7 +84,7 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     prompts = _split_prompts(request.prompt)
     if len(prompts) * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return [_read_prompt(one, path, request, served, tenant, vocabulary) for path, one in prompts]
+    return [_read_prompt(element, path, request, served, tenant, vocabulary) for path, element in prompts]
 
 
 def generated_per_prompt(request: TextRequest) -> int:
@@ -96,11 +96,11 @@ def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]
     """Each prompt with its path. Raises InvalidRequest for texts and token ids in one list."""
     if isinstance(prompt, str):
         return [("prompt", prompt)]
-    if all(isinstance(one, int) for one in prompt):
+    if all(isinstance(element, int) for element in prompt):
         return [("prompt", list(prompt))]
-    if any(isinstance(one, int) for one in prompt):
+    if any(isinstance(element, int) for element in prompt):
         raise InvalidRequest("A list of prompts has texts or lists of token ids.", param="prompt")
-    return [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
+    return [(f"prompt[{index}]", element) for index, element in enumerate(prompt)]
 
 
 def _read_prompt(
@@ -121,9 +121,9 @@ def _read_prompt(
     else:
         check_tokens(prompt, path, vocabulary)
         tokens = tuple(prompt)
-    if (kept := request.truncate_prompt_tokens) is not None:
+    if request.truncate_prompt_tokens is not None:
         output = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        tokens = truncate_tokens(tokens, kept, request.truncation_side, context=context, max_output=output)
+        tokens = truncate_tokens(tokens, request, context, output)
         prompt = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)
@@ -149,9 +149,9 @@ def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
     """A request for each answer, ordered by prompt."""
     return [
-        _choice_request(prompt, request, place)
+        _choice_request(prompt, request, index)
         for prompt in prompts
-        for place in range(generated_per_prompt(request))
+        for index in range(generated_per_prompt(request))
     ]
 
 
@@ -174,14 +174,9 @@ def _choice_request(prompt: LegacyPrompt, request: TextRequest, index: int) -> P
 
 def _grammar(request: TextRequest) -> dict[str, Any] | None:
     """The grammar of response_format or structured_outputs; the prompt does not mention it."""
-    form = request.response_format
-    grammar = with_modern_names(request).structured_outputs
-    if form is None or form.type == "text":
+    grammar, form = output_grammar(request, "response_format"), request.response_format
+    if grammar is not None or form is None or form.type == "text":
         return grammar
-    if grammar is not None:
-        raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
-    if (tag := grammar_of_format(form)) is not None:
-        return tag
     if form.type == "json_object":
         return {"json_object": True}
     assert form.json_schema is not None
@@ -192,23 +187,19 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyFormat(ChunkFormat):
     chunk_type = TextCompletion
+    request: TextRequest
+    """The request without its prompt, of which the texts are enough."""
     prompts: Sequence[str]
     first_tokens: Sequence[str]
-    per_prompt: int
-    """Answers returned for each prompt (n)."""
-    generated_per_prompt: int
-    """Answers generated for each prompt (best_of)."""
-    tokens_as_ids: bool = False
-    """Whether tokens are named by their ids (return_tokens_as_token_ids)."""
-    echo: bool = False
-    no_output: bool = False
-    """Whether max_tokens is 0: the prompt alone is returned."""
-    logprobs: bool = False
-    prompt_logprobs: bool = False
+
+    @property
+    def per_prompt(self) -> int:
+        """Answers returned for each prompt."""
+        return self.request.n or 1
 
     def echo_text(self, index: int) -> str:
         """The prompt that the choice's text begins with, if the request has `echo`."""
-        return self.prompts[index // self.per_prompt] if self.echo else ""
+        return self.prompts[index // self.per_prompt] if self.request.echo else ""
 
     def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[msgspec.Struct]:
         logprobs: Sequence[Logprob] = ()
@@ -226,7 +217,7 @@ class LegacyFormat(ChunkFormat):
             index=choice.index,
             text=text,
             logprobs=legacy_logprobs(list(map(_output_logprob, logprobs)), choice.length)
-            if self.logprobs and logprobs
+            if self.request.logprobs is not None and logprobs
             else None,
             finish_reason=_finish(self, final) if final else None,
             stop_reason=final.stop_reason if final else UNSET,
@@ -241,7 +232,7 @@ class LegacyFormat(ChunkFormat):
 
     def by_prompt(self, finals: Sequence[FinalChoice]) -> list[Sequence[FinalChoice]]:
         """The answers, ordered by prompt, in a group for each prompt."""
-        count = self.generated_per_prompt
+        count = generated_per_prompt(self.request)
         return [finals[start : start + count] for start in range(0, len(finals), count)]
 
 
@@ -250,15 +241,9 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
         id=ids.text_completion_id(first),
         created=ids.unix_seconds(first),
         model=request.model,
+        request=msgspec.structs.replace(request, prompt=""),
         prompts=[prompt.text for prompt in prompts],
         first_tokens=[prompt.first_token for prompt in prompts],
-        per_prompt=request.n or 1,
-        generated_per_prompt=generated_per_prompt(request),
-        tokens_as_ids=bool(request.return_tokens_as_token_ids),
-        echo=bool(request.echo),
-        no_output=request.max_tokens == 0,
-        logprobs=request.logprobs is not None,
-        prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=bool(request.return_token_ids),
         include_usage=includes_usage(request),
         continuous_usage=includes_continuous_usage(request),
@@ -281,24 +266,24 @@ def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
 
 def _choice(shape: LegacyFormat, index: int, final: FinalChoice, first: FinalChoice) -> TextChoice:
     """`first` is the prompt's first answer, whose response has the log probabilities of the prompt."""
-    texts = final.texts
-    head = shape.first_tokens[index // shape.per_prompt]
-    entries = [*_prompt_logprobs(first, head, shape)] if shape.echo and shape.logprobs else []
-    entries += [_output_logprob(one) for part in texts for one in part.logprobs]
+    texts, request = final.texts, shape.request
+    head, has_logprobs = shape.first_tokens[index // shape.per_prompt], request.logprobs is not None
+    entries = [*_prompt_logprobs(first, head, request)] if request.echo and has_logprobs else []
+    entries += [_output_logprob(logprob) for part in texts for logprob in part.logprobs]
     return TextChoice(
         index=index,
         text=shape.echo_text(index) + "".join(part.text for part in texts),
-        logprobs=legacy_logprobs(entries, 0) if shape.logprobs else None,
+        logprobs=legacy_logprobs(entries, 0) if has_logprobs else None,
         finish_reason=_finish(shape, final),
         stop_reason=final.stop_reason,
         token_ids=final.output_token_ids if shape.return_token_ids else None,
         prompt_token_ids=final.prompt_token_ids if shape.return_token_ids else None,
-        prompt_logprobs=first.prompt_logprobs if shape.prompt_logprobs else None,
+        prompt_logprobs=None if request.prompt_logprobs is None else first.prompt_logprobs,
     )
 
 
 def _finish(shape: LegacyFormat, final: FinalChoice) -> TextFinish:
-    return "length" if shape.no_output or final.status == "incomplete" else "stop"
+    return "length" if shape.request.max_tokens == 0 or final.status == "incomplete" else "stop"
 
 
 _LegacyLogprob = tuple[str, float | None, dict[str, float] | None, int]
@@ -306,24 +291,24 @@ _LegacyLogprob = tuple[str, float | None, dict[str, float] | None, int]
 
 
 def _output_logprob(entry: Logprob) -> _LegacyLogprob:
-    likely = {one.token: one.logprob for one in entry.top_logprobs}
+    likely = {token.token: token.logprob for token in entry.top_logprobs}
     length = len(bytes(entry.bytes).decode(errors="replace"))
     return entry.token, entry.logprob, {**likely, entry.token: entry.logprob}, length
 
 
-def _prompt_logprobs(final: FinalChoice, head: str, shape: LegacyFormat) -> Iterator[_LegacyLogprob]:
+def _prompt_logprobs(final: FinalChoice, head: str, request: TextRequest) -> Iterator[_LegacyLogprob]:
     """The prompt's tokens; the first has no log probability."""
-    tokens = final.input_messages[0]["tokens"]
+    tokens, as_ids = final.input_messages[0]["tokens"], request.return_tokens_as_token_ids
     for token, likely in zip(tokens, final.prompt_logprobs or (), strict=True):
         if likely is None:
-            yield ids.token_id_name(token) if shape.tokens_as_ids else head, None, None, len(head)
+            yield ids.token_id_name(token) if as_ids else head, None, None, len(head)
             continue
         own = likely[str(token)]
         names = {
-            other: ids.token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
-            for other, one in likely.items()
+            other: ids.token_id_name(int(other)) if as_ids else logprob["decoded_token"]
+            for other, logprob in likely.items()
         }
-        likeliest = {names[other]: one["logprob"] for other, one in likely.items()}
+        likeliest = {names[other]: logprob["logprob"] for other, logprob in likely.items()}
         yield names[str(token)], own["logprob"], likeliest, len(own["decoded_token"])
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol.completions.requests import CompletionParameters
 from server.protocol.error_object import unsupported_parameter
 from server.protocol.responses.request import check_format_name
@@ -80,6 +81,18 @@ def choice_parameters(
         "length_penalty": 1.0 if request.length_penalty is None else request.length_penalty,
         "enable_response_messages": True if token_ids or with_prompt else None,
     }
+
+
+def output_grammar(request: CompletionParameters, param: str) -> dict[str, Any] | None:
+    """The grammar of structured_outputs or of a structural tag. Raises InvalidRequest, with `param`, for a
+    grammar beside a response_format.
+    """
+    grammar, form = with_modern_names(request).structured_outputs, request.response_format
+    if form is None or form.type == "text":
+        return grammar
+    if grammar is not None:
+        raise InvalidRequest("Give response_format or structured_outputs, not both.", param=param)
+    return grammar_of_format(form)
 
 
 def includes_usage(request: CompletionParameters) -> bool:

@@ -33,8 +33,7 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
     """Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        choices = responses.get_choices(connection, tenant, _candidates(first))
-        return _stored_completion(_require_answered(choices, first), connection, tenant)
+        return _stored_completion(_answered_choices(connection, tenant, first), connection, tenant)
 
     return database.read(work)
 
@@ -43,36 +42,34 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        choices = responses.get_choices(connection, tenant, _candidates(first), lock=True)
-        for stored in _require_answered(choices, first):
+        for stored in _answered_choices(connection, tenant, first, lock=True):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             encoded = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
             responses.update_choice_metadata(connection, stored, *encoded)
-        choices = responses.get_choices(connection, tenant, _candidates(first))
-        return _stored_completion(choices, connection, tenant)
+        return _stored_completion(_choices(connection, tenant, first), connection, tenant)
 
     return database.retry(work)
 
 
 def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
     """Delete all choices, finished or not; returns those still running, to be cancelled. Raises NotFound."""
-    choices = responses.get_choices(connection, tenant, _candidates(first))
+    choices = _choices(connection, tenant, first)
     if not choices or choices[0].id != first:
         raise unknown(first)
     return [stored.id for stored in choices if deletion.delete(connection, tenant, stored.id)]
 
 
 def list_completions(
-    database: Database, tenant: str, filters: Filters, asked: PageRequest
+    database: Database, tenant: str, filters: Filters, page_request: PageRequest
 ) -> Page[msgspec.Raw]:
     """A page of completions; undecodable ones are logged. Raises InvalidRequest for a bad cursor."""
 
     def encode(connection: Connection, rows: Sequence[StoredResponse]) -> Iterator[bytes]:
         """Without completions of which choices are unfinished."""
         for stored in rows:
-            group = responses.get_choices(connection, tenant, _candidates(stored.id))
-            if not group or any(one.status not in ANSWERED_STATUSES for one in group):
+            group = _choices(connection, tenant, stored.id)
+            if not group or any(choice.status not in ANSWERED_STATUSES for choice in group):
                 continue
             try:
                 yield msgspec.json.encode(_stored_completion(group, connection, tenant))
@@ -81,27 +78,29 @@ def list_completions(
                 log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
     parse_id = ids.parse_completion_id
-    return list_encoded(database, tenant, filters, asked, parse_id, "a chat completion", encode)
+    return list_encoded(database, tenant, filters, page_request, parse_id, "a chat completion", encode)
 
 
-def list_messages(database: Database, tenant: str, first: UUID, asked: PageRequest) -> Page[msgspec.Raw]:
+def list_messages(
+    database: Database, tenant: str, first: UUID, page_request: PageRequest
+) -> Page[msgspec.Raw]:
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first)
+        _answered_choices(connection, tenant, first)
         payloads = stored_items.input_items(connection, tenant, first)
         groups = items_by_message(map(decode_item, payloads))
         named = [(f"{ids.completion_id(first)}-{index}", group) for index, group in enumerate(groups)]
-        rest = _after(named[::-1] if asked.newest_first else named, asked.after)
+        rest = _after(named[::-1] if page_request.newest_first else named, page_request.after)
         page = within_page_bytes(
             msgspec.json.encode(stored_message(items_with_image_urls(connection, tenant, group), message_id))
-            for message_id, group in rest[: asked.limit]
+            for message_id, group in rest[: page_request.limit]
         )
         encoded = list(page)
         return encoded, len(rest) > len(encoded)
 
     page, more = database.read(work)
-    return make_page(page, asked.limit, more=more)
+    return make_page(page, page_request.limit, more=more)
 
 
 def _after(messages: list[tuple[str, list[Item]]], after: str | None) -> list[tuple[str, list[Item]]]:
@@ -118,12 +117,18 @@ def unknown(first: UUID) -> NotFound:
     return NotFound(f"Chat completion with id '{ids.completion_id(first)}' not found.")
 
 
-def _candidates(first: UUID) -> list[UUID]:
-    return [ids.choice_id(first, index) for index in range(MAX_CHOICES)]
+def _choices(
+    connection: Connection, tenant: str, first: UUID, *, lock: bool = False
+) -> Sequence[StoredResponse]:
+    candidates = [ids.choice_id(first, index) for index in range(MAX_CHOICES)]
+    return responses.get_choices(connection, tenant, candidates, lock=lock)
 
 
-def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
+def _answered_choices(
+    connection: Connection, tenant: str, first: UUID, *, lock: bool = False
+) -> Sequence[StoredResponse]:
     """The choices, all of which have ended as answers. Raises NotFound."""
+    choices = _choices(connection, tenant, first, lock=lock)
     answered = all(stored.status in ANSWERED_STATUSES for stored in choices)
     if not choices or choices[0].id != first or not answered:
         raise unknown(first)
@@ -136,7 +141,7 @@ def _stored_completion(
     outputs = stored_items.outputs_of(connection, tenant, [stored.id for stored in choices])
     finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
     first, final = choices[0], finals[0]
-    answers = [decode_as(msgspec.json.encode(one), FinalChoice) for one in finals]
+    answers = [decode_as(msgspec.json.encode(response), FinalChoice) for response in finals]
     indexes = [stored.choice or 0 for stored in choices]
     request = decode_as(first.asked or "", ChoiceRequest)
     needs_messages = request.echo or request.add_generation_prompt is False

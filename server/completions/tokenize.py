@@ -1,7 +1,6 @@
 """POST /tokenize and /detokenize: token ids of a text or of a chat's prompt, and the text of token ids."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
 from server.completions.chat import as_response_request, validate_chat_request
@@ -10,9 +9,10 @@ from server.model_formats.model_format import PromptError, PromptTooLong
 from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TokenizeRequest
+from server.protocol.ids import new_uuid
 from server.protocol.responses.items import Item
 from server.protocol.responses.tools import read_tools
 
@@ -47,13 +47,18 @@ def _tokens_of_chat(
         chat_template_kwargs=request.chat_template_kwargs,
     )
     validate_chat_request(chat)
-    items = [item for item in read_messages(messages) if isinstance(item, Item)]
+    read = [item for item in read_messages(messages) if isinstance(item, Item)]
     response_request = as_response_request(chat, 0)
-    images = prompt_images(served, tenant, response_request, items, {})
-    items = [*with_prompt_images(items, images)]
-    tools, limit = read_tools(response_request.tools), _max_counted(served)
-    prompt = write_prompt(served, tenant, response_request, tools, items, datetime.now(UTC), max_tokens=limit)
-    return prompt.token_ids
+    items = with_prompt_images(read, prompt_images(served, tenant, response_request, read, {}))
+    resolved = ResolvedRequest(
+        tenant=tenant,
+        request=response_request,
+        tools=read_tools(response_request.tools),
+        items=items,
+        response=new_uuid(),
+        seed=0,
+    )
+    return write_prompt(served, resolved, max_tokens=_max_counted(served)).token_ids
 
 
 def _max_counted(served: LoadedModel) -> int:

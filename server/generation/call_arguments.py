@@ -12,13 +12,16 @@ def code_of(arguments: str) -> str:
 
 def parse_object(arguments: str) -> dict[str, Any]:
     """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
+    return {
+        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+        for name, value in (load_object(arguments) or {}).items()
+    }
+
+
+def load_object(arguments: str) -> dict[str, Any] | None:
+    """The object in JSON; None for other text."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
-        return {}
-    if not isinstance(value, dict):
-        return {}
-    return {
-        name: inner.encode(errors="replace").decode() if isinstance(inner, str) else inner
-        for name, inner in value.items()
-    }
+        return None
+    return value if isinstance(value, dict) else None

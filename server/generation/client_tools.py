@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from server.errors import InvalidRequest
 from server.generation.call_arguments import parse_object
 from server.model_formats.model_format import PromptTool
 from server.protocol.decode import decode_as
@@ -34,60 +34,45 @@ from server.protocol.responses.tools import ClientTool, ShellTool
 
 _MILLISECONDS = {"type": ["integer", "null"], "description": "Milliseconds after which a command is stopped."}
 _WORDS = {"type": "array", "items": {"type": "string"}}
-CLIENT_TOOLS = {
-    "shell": PromptTool(
-        name="shell",
-        description="Runs commands in a shell, one after the other, and returns what each one wrote.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "commands": {**_WORDS, "description": "Commands as a shell reads them."},
-                "timeout_ms": _MILLISECONDS,
-                "max_output_length": {
-                    "type": ["integer", "null"],
-                    "description": "Characters of output that are returned of each command.",
-                },
-            },
-            "required": ["commands"],
-            "additionalProperties": False,
+
+
+def _tool(name: str, description: str, required: list[str], **properties: dict[str, Any]) -> PromptTool:
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return PromptTool(name=name, description=description, parameters=schema)
+
+
+_FUNCTIONS = (
+    _tool(
+        "shell",
+        "Runs commands in a shell, one after the other, and returns what each one wrote.",
+        ["commands"],
+        commands={**_WORDS, "description": "Commands as a shell reads them."},
+        timeout_ms=_MILLISECONDS,
+        max_output_length={
+            "type": ["integer", "null"],
+            "description": "Characters of output that are returned of each command.",
         },
     ),
-    "local_shell": PromptTool(
-        name="local_shell",
-        description="Runs one program on the user's machine and returns what it wrote.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "command": {**_WORDS, "description": 'The program and its arguments: ["bash", "-lc", "ls"].'},
-                "working_directory": {"type": ["string", "null"], "description": "Where it is run."},
-                "timeout_ms": _MILLISECONDS,
-            },
-            "required": ["command"],
-            "additionalProperties": False,
-        },
+    _tool(
+        "local_shell",
+        "Runs one program on the user's machine and returns what it wrote.",
+        ["command"],
+        command={**_WORDS, "description": 'The program and its arguments: ["bash", "-lc", "ls"].'},
+        working_directory={"type": ["string", "null"], "description": "Where it is run."},
+        timeout_ms=_MILLISECONDS,
     ),
-    "apply_patch": PromptTool(
-        name="apply_patch",
-        description=(
-            "Creates, changes or deletes one file. The diff of a new file is its lines, each after a +. That "
-            "of a change has, for each place, a line @@ with an optional line of the code around it, then "
-            "lines of context after a space, removed ones after a -, and added ones after a +."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
-                "path": {
-                    "type": "string",
-                    "description": "The file's path, relative to the project's folder.",
-                },
-                "diff": {"type": "string", "description": "What changes; not for delete_file."},
-            },
-            "required": ["type", "path"],
-            "additionalProperties": False,
-        },
+    _tool(
+        "apply_patch",
+        "Creates, changes or deletes one file. The diff of a new file is its lines, each after a +. That "
+        "of a change has, for each place, a line @@ with an optional line of the code around it, then "
+        "lines of context after a space, removed ones after a -, and added ones after a +.",
+        ["type", "path"],
+        type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        path={"type": "string", "description": "The file's path, relative to the project's folder."},
+        diff={"type": "string", "description": "What changes; not for delete_file."},
     ),
-}
+)
+CLIENT_TOOLS = {tool.name: tool for tool in _FUNCTIONS}
 """The functions that stand for the tools in a prompt, by the tools' types, which are their names."""
 _UNREADABLE: dict[str, ShellAction | LocalShellAction | PatchOperation] = {
     "shell": ShellAction(commands=[]),
@@ -115,20 +100,20 @@ def client_call(name: str, item_id: str, status: ItemStatus, call_id: str, argum
         fields["commands"] = [command]
     if isinstance(command := fields.get("command"), str):
         fields["command"] = ["bash", "-lc", command]
-    said = _UNREADABLE[name]
+    action = _UNREADABLE[name]
     try:
-        said = decode_as(msgspec.json.encode(fields), type(said))
-        if isinstance(said, PatchOperation) and said.type != "delete_file" and not isinstance(said.diff, str):
+        action = decode_as(msgspec.json.encode(fields), type(action))
+        if isinstance(action, PatchOperation) and action.type != "delete_file" and action.diff is UNSET:
             raise msgspec.ValidationError("no diff")
-    except (msgspec.ValidationError, InvalidRequest):
-        said, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
-    match said:
+    except msgspec.ValidationError:
+        action, status = _UNREADABLE[name], "in_progress" if status == "in_progress" else "incomplete"
+    match action:
         case ShellAction():
-            return ShellCall(item_id, status, call_id, said, {"type": "local"})
+            return ShellCall(item_id, status, call_id, action, {"type": "local"})
         case LocalShellAction():
-            return LocalShellCall(item_id, status, call_id, said)
+            return LocalShellCall(item_id, status, call_id, action)
         case PatchOperation():
-            return ApplyPatchCall(item_id, status, call_id, said)
+            return ApplyPatchCall(item_id, status, call_id, action)
 
 
 def client_prefix(name: str) -> str:
@@ -163,10 +148,11 @@ def as_function(item: ClientCall | ClientOutput) -> Iterator[Item]:
 
 
 def _call(item: ClientCall, arguments: msgspec.Struct) -> FunctionCall:
-    """Without the fields that the model has not set."""
-    said = {
+    """The function's call, without the fields that the model has not set."""
+    fields = {
         name: value
         for name, value in msgspec.to_builtins(arguments).items()
         if value not in (None, {}, "exec")
     }
-    return FunctionCall(item.id, "completed", item.call_id, tool_of(item), msgspec.json.encode(said).decode())
+    text = msgspec.json.encode(fields).decode()
+    return FunctionCall(item.id, "completed", item.call_id, tool_of(item), text)

@@ -94,8 +94,8 @@ class EventEmitter:
             case ReasoningDelta(text):
                 events = self._ensure_open(delta)
             case CallStart() if (label := self.tool_calls.server_of(delta)) is not None:
-                events = self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
-                return events + self.tool_calls.start_draft(label, delta.name, is_code=delta.kind == "custom")
+                is_code = delta.kind == "custom"
+                return self.close_turn() + self.tool_calls.start_draft(label, delta.name, is_code=is_code)
             case CallDelta(text) if self.tool_calls.has_draft:
                 self.tool_calls.append(text)
                 return []
@@ -192,14 +192,14 @@ class EventEmitter:
 
     def _open_item(self, start: ItemStart) -> list[Event]:
         events = self._close(self._cut_off_status)
-        call_id = ids.call_id(self._response, self._index)
+        call_id, is_client_tool = ids.call_id(self._response, self._index), False
+        prefix = wire.ITEM_PREFIX[delta_kind(start)]
         if isinstance(start, CallStart):
             if start.call_id and start.call_id not in self._call_ids:
                 call_id = start.call_id
             self._call_ids.add(call_id)
-        prefix, is_client_tool = wire.ITEM_PREFIX[delta_kind(start)], False
-        if isinstance(start, CallStart) and self.tool_calls.is_of_client(start):
-            prefix, is_client_tool = client_prefix(start.name), True
+            if is_client_tool := self.tool_calls.is_of_client(start):
+                prefix = client_prefix(start.name)
         self._open = WrittenItem(
             self.numbers,
             start,

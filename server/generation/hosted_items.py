@@ -122,7 +122,7 @@ _read_outputs = msgspec.json.Decoder(list[ShellOutput]).decode
 
 
 def shell_output(outcome: ToolResult) -> list[ShellOutput]:
-    """What each command of a shell call wrote; of a failed call its error, as that of one command."""
+    """The outputs of a shell call's commands; of a failed call its error, as that of one command."""
     try:
         return _read_outputs(outcome.output or "")
     except msgspec.DecodeError:
@@ -162,7 +162,7 @@ DENIED = "The user did not allow this call."
 
 def items_for_model(
     items: Sequence[Item],
-    describe: Callable[[ToolSearchOutput], str] = lambda found: _json(found.tools),
+    describe: Callable[[ToolSearchOutput], str] = lambda output: _json(output.tools),
 ) -> list[Item]:
     """The items as a model reads them: hosted calls, and outputs without a call, as function calls with their
     outputs, as chat templates write them. Tools and settings are no items of a prompt. `describe` tells the
@@ -193,17 +193,16 @@ def _as_model_items(
             yield msgspec.structs.replace(item, call_id=item.id)
         case McpApprovalRequest() if item.id in called:
             return
-        case McpCall():
-            yield from _as_function(item, result_text(item))
-        case McpApprovalRequest():
-            yield from _as_function(item, _approval_text(answers.get(item.id)))
+        case McpCall() | McpApprovalRequest():
+            text = result_text(item) if isinstance(item, McpCall) else _approval_text(answers.get(item.id))
+            yield from _as_call(item.id, item.server_label, item.name, item.arguments, text)
         case CodeInterpreterCall():
-            yield from _as_call(
-                item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
-            )
+            text, code = result_text(tool_result_of(item)), _json({"code": item.code or ""})
+            yield from _as_call(item.id, "python", "python", code, text)
         case WebSearchCall(results=str()):
             name, arguments = _search_call(item.action)
-            yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
+            text = result_text(tool_result_of(item))
+            yield from _as_call(item.id, "browser", name, _json(arguments), text)
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
         case _:
@@ -222,14 +221,10 @@ def _as_answered_by_item(item: AnsweredByItem, called: set[str | None]) -> Itera
         yield FunctionCallOutput(item.id, "completed", call_id, UNFINISHED)
 
 
-def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
-    return _as_call(item.id, item.server_label, item.name, item.arguments, ToolResult(output))
-
-
-def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
-    call_id = name or f"{label}:{tool}"
-    yield FunctionCall(name, "completed", call_id, tool, arguments, label)
-    yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
+def _as_call(item_id: str, label: str, tool: str, arguments: str, output: str) -> Iterator[Item]:
+    call_id = item_id or f"{label}:{tool}"
+    yield FunctionCall(item_id, "completed", call_id, tool, arguments, label)
+    yield FunctionCallOutput(item_id, "completed", call_id, output)
 
 
 def _json(arguments: object) -> str:
@@ -245,15 +240,13 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return "search", {"query": action.get("query") or ""}
 
 
-def result_of_output(item: ToolSearchOutput | ShellCallOutput) -> ToolResult:
+def tool_result_of(item: HostedCall | ToolSearchOutput | ShellCallOutput) -> ToolResult:
     """The result that was made into the item."""
-    if isinstance(item, ToolSearchOutput):
-        return ToolResult(tools=item.tools)
-    return ToolResult(_json(item.output))
-
-
-def tool_result_of(item: HostedCall) -> ToolResult:
     match item:
+        case ToolSearchOutput():
+            return ToolResult(tools=item.tools)
+        case ShellCallOutput():
+            return ToolResult(_json(item.output))
         case McpCall():
             return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
         case CodeInterpreterCall():

@@ -63,9 +63,6 @@ class HostedTools:
     def by_label(self) -> Mapping[str, ListedServer]:
         return {listed.label: listed for listed in self.servers}
 
-    def needs_approval(self, label: str, name: str) -> bool:
-        return name in self.by_label[label].approval_required
-
     def tool_of(self, call: McpCall | McpApprovalRequest) -> ListedTool | None:
         """The tool that is called; None if the response does not offer it."""
         listed = self.by_label.get(call.server_label)
@@ -107,7 +104,7 @@ class DueCall:
     """False if `max_tool_calls` calls were made before."""
     offered: bool = True
     repeatable: bool = False
-    """It may be made again where it may have been made before a crash."""
+    """Whether the call does no harm if it was made before a crash and is made again."""
 
 
 @dataclass(frozen=True, slots=True)

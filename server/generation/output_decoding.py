@@ -49,6 +49,8 @@ class DecodingSpec:
     """The rules by which the tokens of one engine request become deltas, and which are reported with them."""
 
     parser: OutputParser
+    hides_reasoning: bool = False
+    """Reasoning is counted, but no part of the output."""
     stop_strings: Sequence[str] = ()
     include_stop_string: bool = False
     """The stop string that ends the output is part of it."""
@@ -178,8 +180,8 @@ class OutputDecoder:
         for index in range(len(token_ids)):
             if self.stop_string is not None:
                 break
-            one = slice(index, index + 1)
-            decoded += self._feed(token_ids[one], None if logprobs is None else logprobs[one])
+            token = slice(index, index + 1)
+            decoded += self._feed(token_ids[token], None if logprobs is None else logprobs[token])
         return _merged(decoded)
 
     def close(self) -> Decoded:
@@ -228,6 +230,8 @@ class OutputDecoder:
         if self.stop_string is not None:
             return []
         if not isinstance(delta, TextDelta):
+            if self._spec.hides_reasoning and isinstance(delta, ReasoningDelta):
+                return []
             if isinstance(delta, MessageStart):
                 self._in_answer = delta.phase != "commentary"
             self.lacks_call = self.lacks_call and not isinstance(delta, CallEnd)
@@ -320,24 +324,6 @@ class PendingLogprobs:
         utf8 = self._vocabulary.tokens[token_id]
         text = token_id_name(token_id) if self._tokens_as_ids else utf8.decode(errors="replace")
         return text, list(utf8)
-
-
-class WithoutReasoning:
-    """A parser's deltas without the reasoning, whose tokens are counted nevertheless."""
-
-    def __init__(self, parser: OutputParser) -> None:
-        self.reasoning_tokens = 0
-        self._parser = parser
-
-    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        return self._without_reasoning(self._parser.feed(token_ids))
-
-    def close(self) -> list[Delta]:
-        return self._without_reasoning(self._parser.close())
-
-    def _without_reasoning(self, deltas: list[Delta]) -> list[Delta]:
-        self.reasoning_tokens = self._parser.reasoning_tokens
-        return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
 
 
 class _NullParser:

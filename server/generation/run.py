@@ -405,5 +405,5 @@ class Run:
         return [event for delta, logprobs in decoded for event in self._emitter.delta(delta, logprobs)]
 
 
-def _sum_of_known(one: float | None, other: float | None) -> float | None:
-    return one if other is None else (one or 0.0) + other
+def _sum_of_known(total: float | None, seconds: float | None) -> float | None:
+    return total if seconds is None else (total or 0.0) + seconds

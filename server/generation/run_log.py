@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
-from server.generation.hosted_items import CALL_EVENTS, result_of_output, tool_result_of
+from server.generation.hosted_items import CALL_EVENTS, tool_result_of
 from server.generation.hosted_tools_of_response import ToolResult
 from server.protocol.responses.events import Event, Kind, decode_added, decode_done, delta_of, event_type
 from server.protocol.responses.items import (
@@ -92,7 +92,7 @@ class RunLog:
                     calls[done.item.call_id] = done.output_index
                 elif isinstance(done.item, ToolSearchOutput | ShellCallOutput):
                     between_turns = True
-                    turns[-1].results[calls[done.item.call_id]] = result_of_output(done.item)
+                    turns[-1].results[calls[done.item.call_id]] = tool_result_of(done.item)
                 elif between_turns and isinstance(done.item, HostedCall):
                     turns[-1].results[done.output_index] = tool_result_of(done.item)
         return turns

@@ -79,12 +79,12 @@ class ToolCallEvents:
     def due_calls(self) -> list[DueCall]:
         """The pending calls as their tool servers get them, and which of them `max_tool_calls` allows."""
         limit = self._hosted.max_calls
-        made = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending_calls)
+        done = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending_calls)
         return [
             DueCall(
                 index,
                 call,
-                within_limit=limit is None or made + position < limit,
+                within_limit=limit is None or done + position < limit,
                 offered=tool is not None,
                 repeatable=tool is not None and tool.repeatable,
             )
@@ -128,7 +128,7 @@ class ToolCallEvents:
 
     def start_draft(self, label: str, name: str, *, is_code: bool) -> list[Event]:
         """The model begins a call. Its arguments are JSON, or bare code if `is_code`."""
-        needs_approval = self._hosted.needs_approval(label, name)
+        needs_approval = name in self._hosted.by_label[label].approval_required
         self._draft = _Draft(label, name, needs_approval, is_code)
         return [] if needs_approval else self._start_call(label, name)
 
@@ -237,8 +237,8 @@ class ToolCallEvents:
         if label == TOOL_SEARCH and self._hosted.search is not None:
             item = ToolSearchCall(self._id(ToolSearchCall), "in_progress", {}, self._hosted.search, call_id)
         elif listed is not None and listed.call_type == "shell":
-            place = {"type": "container_reference", "container_id": container}
-            item = ShellCall(self._id(ShellCall), "in_progress", call_id, ShellAction(commands=[]), place)
+            reference = {"type": "container_reference", "container_id": container}
+            item = ShellCall(self._id(ShellCall), "in_progress", call_id, ShellAction(commands=[]), reference)
         else:
             kind = self._events(label).item
             item = started_item(kind, self._id(kind), container, call)
@@ -281,9 +281,9 @@ class ToolCallEvents:
     def _done(self, index: int, status: FinalStatus, outcome: ToolResult) -> Event:
         item = self._output[index]
         assert isinstance(item, HostedCall)
-        left = finished_item(item, status, outcome, tells_sources=self._hosted.include_sources)
-        self._output[index] = left
-        return self._event(wire.OutputItemDone, index, left)
+        done = finished_item(item, status, outcome, tells_sources=self._hosted.include_sources)
+        self._output[index] = done
+        return self._event(wire.OutputItemDone, index, done)
 
     def _id(self, kind: type[HostedItem]) -> str:
         return ids.item_id(ID_PREFIXES[kind], self._response, "o", len(self._output))

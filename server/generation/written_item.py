@@ -140,11 +140,11 @@ class WrittenItem:
         return [self.numbers.event(wire.ReasoningSummaryTextDelta, self.id, self.index, 0, text)]
 
     def _close_summary(self, text: str) -> list[Event]:
-        event, place = self.numbers.event, (self.id, self.index, 0)
+        event, position = self.numbers.event, (self.id, self.index, 0)
         return [
             *self._summary_delta(self._partial_word),
-            event(wire.ReasoningSummaryTextDone, *place, text),
-            event(wire.ReasoningSummaryPartDone, *place, SummaryText(text)),
+            event(wire.ReasoningSummaryTextDone, *position, text),
+            event(wire.ReasoningSummaryPartDone, *position, SummaryText(text)),
         ]
 
     def _item(self, status: ItemStatus, text: str | None) -> Item:

@@ -53,10 +53,10 @@ def earlier_result(database: Database, tenant: str, response: UUID, call: McpCal
         owner = idempotency_keys.owner(connection, tenant, approval)
         if owner is None or owner == response:
             return None
-        made = _calls(connection, tenant, owner) if responses.get(connection, tenant, owner) else []
+        calls = _calls(connection, tenant, owner) if responses.get(connection, tenant, owner) else []
         same = [
             item
-            for item in made
+            for item in calls
             if (item.server_label, item.name, item.arguments)
             == (call.server_label, call.name, call.arguments)
         ]

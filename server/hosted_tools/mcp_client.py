@@ -19,6 +19,7 @@ import msgspec
 
 from engine.fair_limit import FairLimit, NoSlot
 from server.errors import ApiError
+from server.generation.call_arguments import load_object
 from server.generation.hosted_items import source_urls
 from server.generation.hosted_tools_of_response import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
@@ -133,7 +134,7 @@ class McpServers:
         """Call a tool with JSON arguments once there is a slot. The future never raises."""
         if credentials.url is None and label not in self.registered.labels:
             return _resolved(failed_result("This MCP server is not registered here any more."))
-        parsed = _arguments(arguments)
+        parsed = load_object(arguments or "{}")
         if parsed is None:
             return _resolved(failed_result("The arguments are not a JSON object."))
         try:
@@ -264,15 +265,6 @@ def _resolved(value: R) -> "Future[R]":
     future: Future[R] = Future()
     future.set_result(value)
     return future
-
-
-def _arguments(text: str) -> dict[str, object] | None:
-    """A call's arguments; None for text that is no JSON object."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _digest(credentials: McpCredentials) -> bytes:

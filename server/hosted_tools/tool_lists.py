@@ -4,7 +4,6 @@ A list belongs to a tenant and to the credentials that it was fetched with. Thre
 """
 
 import logging
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from server.limits.shared_limit import SharedLimit
 from server.protocol.decode import decode_as
 from server.protocol.responses.content_parts import is_nested_deeper
 from server.protocol.responses.items import ListedTool
+from server.protocol.responses.tools import ALLOWED_NAME
 
 if TYPE_CHECKING:
     from mcp.types import Tool as OfferedTool
@@ -31,7 +31,6 @@ MAX_SCHEMA = 65_536
 MAX_TOOLS_BYTES = 1024 * 1024
 """Bytes of all schemas and descriptions of one server."""
 MAX_DEPTH = 32
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
 MAX_PENDING = 64
@@ -157,7 +156,7 @@ def usable_tools(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> l
     room = MAX_TOOLS_BYTES
     for tool in map(_as_listed_tool, offered[:MAX_TOOLS]):
         size = _encoded_size(tool)
-        if not _NAME.fullmatch(tool.name) or tool.name in tools or size is None or size > room:
+        if not ALLOWED_NAME.fullmatch(tool.name) or tool.name in tools or size is None or size > room:
             log.warning("MCP server %s offers a tool that cannot be used: %.100r", label, tool.name)
             continue
         room -= size

@@ -14,7 +14,7 @@ from engine.fair_limit import FairLimit
 from engine.request import Engine, ImageText, RequestRefused
 from server.errors import Overloaded
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
-from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
+from server.outbound_http.guarded_http import FetchLimits, Unreachable, fetch
 from server.protocol import bounded_process
 from server.protocol.input_images import ImageError, data_url, data_url_bytes, is_data_url
 from server.protocol.responses.items import Detail, InputImage
@@ -76,7 +76,6 @@ class ImageReader:
         self,
         most_pixels: int,
         allowed: AllowedAddresses | None = None,
-        lookup: Lookup = look_up,
         *,
         memory: int = MEMORY,
         cache_bytes: int = CACHE_BYTES,
@@ -85,7 +84,6 @@ class ImageReader:
         self._most_pixels = most_pixels
         self._memory = memory
         self._allowed = allowed
-        self._lookup = lookup
         self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
         self._cache = BoundedCache[_Key, NormalisedImage](cache_bytes)
 
@@ -105,7 +103,7 @@ class ImageReader:
                 "invalid_image_url",
             )
         try:
-            fetched = fetch(url, self._allowed, FETCH, self._lookup)
+            fetched = fetch(url, self._allowed, FETCH)
         except (Refused, Unreachable) as error:
             raise ImageError(
                 f"The image could not be fetched: {error}", "failed_to_download_image"

@@ -93,10 +93,9 @@ REASONING_FORMATS = (
 
 def detect_reasoning_format(template: str) -> ReasoningFormat | None:
     """The format that a chat template writes or instructs; None for models without reasoning."""
-    for reasoning_format in REASONING_FORMATS:
-        marks = reasoning_format.template_marks or [(tag,) for tag in reasoning_format.start_tags]
-        if shows_any(template, marks):
-            return reasoning_format
+    for form in REASONING_FORMATS:
+        if shows_any(template, form.template_marks or [(tag,) for tag in form.start_tags]):
+            return form
     return None
 
 
@@ -174,7 +173,7 @@ class ThoughtReader:
             yield from read_calls(calls, emitter, within, stop)
             called, cut = emitter.count > before, emitter.is_open
             if called and self._free and (tag := scanner.find_held(tags, openers, piece, cut=cut)):
-                self._reasoning.add_text(calls.markup.restore(scanner.put_back(tag)))
+                self._reasoning.add(calls.markup.restore(scanner.put_back(tag)))
                 yield from scanner.skip_space()
                 return tag[0]
             if called:
@@ -186,7 +185,7 @@ class ThoughtReader:
         if stop not in calls.openers:
             yield from scanner.skip_space()
         if call_end is None or (stop and (yield from scanner.peek())):
-            self._reasoning.add_text(calls.markup.restore(scanner.recall(end)))
+            self._reasoning.add(calls.markup.restore(scanner.recall(end)))
         else:
             scanner.release(call_end)
         return stop

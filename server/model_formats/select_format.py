@@ -9,13 +9,11 @@ from server.model_formats.model_format import ModelFormat
 from server.model_formats.tool_calls.format_table import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 
-_NOWHERE = VocabularyPlaces()
-
 
 def load_model_format(
     folder: Path,
     stop_ids: frozenset[int],
-    places: VocabularyPlaces = _NOWHERE,
+    places: VocabularyPlaces = VocabularyPlaces(),  # noqa: B008 - frozen
     *,
     tool_parser: str | None = None,
     chat_template: Path | None = None,

@@ -231,16 +231,16 @@ class Scanner:
 
     def take_while(self, pattern: re.Pattern[str], limit: int) -> Reader[str]:
         """The characters that match the one-character pattern; at most `limit` + 1."""
-        taken: list[str] = []
+        parts: list[str] = []
         count = 0
         while True:
             end = self._at
             while end < len(self._text) and count <= limit and pattern.match(self._text, end):
                 end += 1
                 count += 1
-            taken.append(self._read_to(end))
+            parts.append(self._read_to(end))
             if self._at < len(self._text) or self.ended or count > limit:
-                return "".join(taken)
+                return "".join(parts)
             yield
 
     def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
@@ -301,6 +301,7 @@ class TextEmitter:
         self.silent = True
 
     def add(self, piece: str) -> None:
+        """Adds text that the scanner has just read, or read before, with special tokens restored."""
         end = self._scanner.offset
         self._add(piece, end - len(piece), end)
 
@@ -313,10 +314,6 @@ class TextEmitter:
     def another(self) -> "TextEmitter":
         """A new emitter of the same kind, for text that may have to be taken back."""
         return TextEmitter(self._scanner, self._kind, self._clean)
-
-    def add_text(self, text: str) -> None:
-        """Adds text that was read before, with special tokens restored."""
-        self._add(text, self._scanner.offset - len(text), self._scanner.offset)
 
     def restart(self) -> None:
         """Drops the buffered white space and the white space that follows; called after markup."""

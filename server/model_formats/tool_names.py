@@ -1,6 +1,5 @@
 """Names of a conversation's tools: `ToolIndex` finds the tool that a name in an output or a choice means."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +7,10 @@ from typing import Any
 
 from server.model_formats.model_format import PromptError, PromptTool, qualified_name
 from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS, mapping
+from server.protocol.responses.tools import ALLOWED_NAME
 
 SEPARATORS = ("__", "-", ".")
 """Separators that clients and models put between a namespace, plugin or server label and a tool's name."""
-_UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-"""Names that a request allows for tools, and which a response may therefore contain."""
 
 
 def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
@@ -63,7 +61,7 @@ class ToolIndex:
     def resolve(self, name: str) -> PromptTool | None:
         """The tool of `find`; with `accepts_unknown`, a function without parameters for other names."""
         known = self.find(name)
-        if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
+        if known is None and self.accepts_unknown and ALLOWED_NAME.fullmatch(name):
             return PromptTool(name=name)
         return known
 

@@ -9,14 +9,14 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from uuid import UUID
 
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS
 from server.model_formats.model_format import Prompt, PromptConversation, PromptError, PromptTooLong
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import characters_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, characters_of, write_prompt
 from server.protocol.responses.items import (
     ID_PREFIXES,
     CallOutput,
@@ -79,10 +79,10 @@ def _first_within(served: LoadedModel, groups: Iterable[Sequence[Item]], max_tok
     """The identities of the items of the first groups that have so many tokens together."""
     chosen: set[int] = set()
     count = _TokenCount(served)
-    left = max_tokens
+    room = max_tokens
     for group in groups:
-        left -= sum([count(_text(item), left) for item in items_for_model(group)])
-        if left < 0:
+        room -= sum([count(_text(item), room) for item in items_for_model(group)])
+        if room < 0:
             break
         chosen |= set(map(id, group))
     return chosen
@@ -206,6 +206,8 @@ class Summary:
     tenant: str
     request: CreateResponse
     """Names the model that writes the summary, and has the conversation's instructions."""
+    response: UUID
+    """The response that is compacted, or the compaction; its time is the date in the prompt."""
     transcript: str
     context: int
     """Tokens that the compacted context may have."""
@@ -219,7 +221,7 @@ class Summary:
         """The summary: the model's, `written`, or the shortened transcript if that is empty."""
         return shorten(written.strip() or self.transcript, self._max_characters)
 
-    def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
+    def make_request(self) -> tuple[CreateResponse, Prompt]:
         """The request for a summary and its prompt, with as much of the transcript as the model can read."""
         length = self.served.model_info.context_length
         characters = length * CHARACTERS_PER_TOKEN
@@ -228,7 +230,10 @@ class Summary:
             request = self._request(text)
             items = [Message("", "completed", "user", [InputText(text)])]
             limit = length * MAX_COUNTED_CONTEXTS  # a prompt that is too long is counted and halved
-            prompt = write_prompt(self.served, self.tenant, request, (), items, moment, max_tokens=limit)
+            resolved = ResolvedRequest(
+                tenant=self.tenant, request=request, tools=(), items=items, response=self.response, seed=0
+            )
+            prompt = write_prompt(self.served, resolved, max_tokens=limit)
             if len(prompt.token_ids) < length - self._max_tokens or characters == 0:
                 return request, prompt
             characters //= 2

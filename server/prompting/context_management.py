@@ -25,10 +25,10 @@ from server.prompting.compaction_items import (
     settings_items,
     transcript,
 )
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
+from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import moment_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.responses.items import Compaction, InputText, Item, Message, plain_text, with_images
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
@@ -40,16 +40,15 @@ LOOP_SHARE = 4
 turns fit in before the next compaction. A newest result that is longer has half of it."""
 
 
-def prepare_with_compaction(
-    served: LoadedModel, resolved: ResolvedRequest, settings: Sequence[ContextManagement]
-) -> Prepared:
-    """The first turn of a response with `context_management`: the summary's if it has one, else the answer's.
+def prepare_first_turn(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
+    """The first turn of a response: the summary's if its context is compacted, else the answer's.
 
     Raises ApiError as `prepare` does.
     """
-    if resolved.request.prewarms:
+    settings = resolved.request.context_management
+    if not settings or resolved.request.prewarms:
         return prepare(served, resolved)
-    triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
+    triggered = any(entry.type == COMPACTION_TRIGGER for entry in settings)
     if approved_calls(resolved.items):
         if triggered:
             raise InvalidRequest(
@@ -83,7 +82,7 @@ def _prepare_compacted(
 ) -> Prepared:
     """The turn that compacts a context above the threshold; the answer's if there is nothing to gain."""
     context = served.model_info.context_length
-    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
+    threshold = min(entry.compact_threshold or int(context * DEFAULT_SHARE) for entry in settings)
     limit = min(max(threshold, context), MAX_COUNTED_CONTEXTS * context)
     whole = _whole_prompt(served, resolved, limit)
     length = limit + 1 if whole is None else len(whole.token_ids)
@@ -100,12 +99,9 @@ def _prepare_compacted(
 
 def _whole_prompt(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> Prompt | None:
     """The prompt with all items; None for one of more than `limit` tokens."""
-    whole = msgspec.structs.replace(resolved.request, truncation=None)
-    moment = moment_of(resolved.response)
+    untruncated = msgspec.structs.replace(resolved.request, truncation=None)
     try:
-        return write_prompt(
-            served, resolved.tenant, whole, resolved.tools, resolved.items, moment, max_tokens=limit
-        )
+        return write_prompt(served, replace(resolved, request=untruncated), max_tokens=limit)
     except InvalidRequest as refused:
         if refused.code != "context_length_exceeded":
             raise
@@ -116,7 +112,7 @@ class _Compaction:
     """A context divided into items that stay and a transcript that is summarised."""
 
     def __init__(
-        self, served: LoadedModel, resolved: ResolvedRequest, context: int, *, in_loop: bool = False
+        self, served: LoadedModel, resolved: ResolvedRequest, context: int, *, in_loop: bool
     ) -> None:
         """`context` is the number of tokens that the compacted context may have; `in_loop`: between turns."""
         self._served = served
@@ -139,6 +135,7 @@ class _Compaction:
             served=served,
             tenant=resolved.tenant,
             request=resolved.request,
+            response=resolved.response,
             transcript=transcript(items, retained_ids),
             context=context,
         )
@@ -163,7 +160,7 @@ class _Compaction:
         spec = CompactionSpec(seal, by_model=not self.summary.is_short, answers=answers)
         if not spec.by_model:
             return replace(answer if answers else answer.without_output(), compaction=spec)
-        request, prompt = self.summary.make_request(moment_of(resolved.response))
+        request, prompt = self.summary.make_request()
         summary_turn = prepare_from_prompt(served, replace(resolved, request=request, tools=()), prompt)
         return replace(
             answer,

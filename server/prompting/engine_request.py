@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -31,11 +30,10 @@ from server.model_formats.model_format import ModelFormat, Prompt, ReasoningMark
 from server.prompting.prompt_limits import too_long
 from server.prompting.served_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
-from server.prompting.write_prompt import moment_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.error_object import invalid_value, unsupported_parameter
 from server.protocol.responses import tools
-from server.protocol.responses.items import Item
 from server.protocol.responses.request import (
     COMPLETION_WINDOWS,
     ConversationReference,
@@ -44,7 +42,6 @@ from server.protocol.responses.request import (
     TextOptions,
 )
 from server.protocol.responses.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
-from server.protocol.responses.tools import Tool
 
 SMALLEST_TOP_P = 1e-6
 """Stands for top_p 0, which means the likeliest token alone."""
@@ -60,22 +57,6 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` for log probabilities."""
 SEALED_REASONING = "reasoning.encrypted_content"
 """The value of `include` for encrypted reasoning, which clients send back and cannot change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedRequest:
-    """The input of `prepare`, the same for a new response, a resumed one and a later turn."""
-
-    tenant: str
-    request: CreateResponse
-    tools: Sequence[Tool]
-    """`request.tools`, parsed."""
-    items: Sequence[Item]
-    """History and new input, in order, before the response's own output."""
-    response: UUID
-    seed: int
-    dropped_items: int = 0
-    """Items that the turn before left out, by `truncation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +84,7 @@ class Prepared:
     def without_output(self) -> "Prepared":
         """A copy limited to prefill: one token is sampled, because the engine has no smaller request."""
         engine_request = replace(
-            self.engine_request,
-            max_tokens=1,
-            min_tokens=0,
-            grammar=None,
-            logprobs=None,
-            beams=None,
+            self.engine_request, max_tokens=1, min_tokens=0, grammar=None, logprobs=None, beams=None
         )
         return replace(self, engine_request=engine_request, wants_output=False)
 
@@ -125,17 +101,7 @@ def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]
 
 def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
     """Writes the prompt and makes the engine request. Raises ApiError."""
-    request, moment = resolved.request, moment_of(resolved.response)
-    prompt = write_prompt(
-        served,
-        resolved.tenant,
-        request,
-        resolved.tools,
-        resolved.items,
-        moment,
-        dropped_items=resolved.dropped_items,
-    )
-    return prepare_from_prompt(served, resolved, prompt)
+    return prepare_from_prompt(served, resolved, write_prompt(served, resolved))
 
 
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:

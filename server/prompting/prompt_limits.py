@@ -4,6 +4,7 @@ What a model format writes into a prompt or a grammar is bounded here; the cost 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from engine.grammar.structured_output_to_lark import MAX_RAW_DEPTH, is_nested_deeper
@@ -96,11 +97,7 @@ def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, 
             and tool.parameters
             and (why := _no_arguments(tool.parameters, strict=bool(getattr(tool, "strict", False))))
         ):
-            raise InvalidRequest(
-                f"Invalid schema for function '{tool.name}': {why}.",
-                param=grammar_path(declared, tool.name),
-                code="invalid_function_parameters",
-            )
+            raise invalid_function(tool.name, f"{why}.", declared)
 
 
 def check_callable(
@@ -141,6 +138,12 @@ def _no_object(schema: Mapping[str, Any], *, strict: bool) -> str | None:
     )
 
 
+def invalid_function(name: str, cause: str, declared: Sequence[Mapping[str, Any]] | None) -> InvalidRequest:
+    """The error for a function's schema, in OpenAI's words."""
+    sentence = f"Invalid schema for function '{name}': {cause}"
+    return InvalidRequest(sentence, grammar_path(declared, name), "invalid_function_parameters")
+
+
 def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str:
     """The path of a function's parameters or of a custom tool's grammar; `tools` for one not declared."""
     path, kind = wire.tool_path(declared, name)
@@ -164,29 +167,21 @@ def _check_format(conversation: PromptConversation) -> None:
         raise _invalid_format(f"The schema of a format may be nested {MAX_RAW_DEPTH} levels deep.")
 
 
-def _invalid_format(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="text.format.schema", code="invalid_json_schema")
-
-
-def _invalid_tools(message: str) -> InvalidRequest:
-    return invalid_value(message, "tools")
+_invalid_format = partial(InvalidRequest, param="text.format.schema", code="invalid_json_schema")
+_invalid_tools = partial(invalid_value, param="tools")
+_over_the_limit = partial(InvalidRequest, code="context_length_exceeded")
 
 
 def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:
     """The error for a prompt of so many tokens, None where counting stopped, in a context of `limit`."""
     counted = "and the input has more" if tokens is None else f"and the input has {tokens}"
-    return InvalidRequest(
+    return _over_the_limit(
         f"{OVER_THE_LIMIT} of {limit} tokens: this model's maximum context length is {limit} tokens, "
         f"{counted}.",
-        param=param,
-        code="context_length_exceeded",
+        param,
     )
 
 
 def too_long_to_count(limit: int, param: str = "input") -> InvalidRequest:
     """The error for more tokens than are counted for a request that generates nothing."""
-    return InvalidRequest(
-        f"{OVER_THE_LIMIT} of {limit} tokens: no more are counted here.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    return _over_the_limit(f"{OVER_THE_LIMIT} of {limit} tokens: no more are counted here.", param)

@@ -13,7 +13,7 @@ from engine.grammar.compiler import COMPILE_SECONDS
 from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused, StructuredOutput
 from server.errors import InvalidRequest
-from server.prompting.prompt_limits import grammar_path
+from server.prompting.prompt_limits import grammar_path, invalid_function
 from server.protocol.error_object import invalid_value
 from server.protocol.responses.tools import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, Tool
 
@@ -34,14 +34,11 @@ def refused_tool(
         except RequestRefused as refused:
             if refused.reason != "bad_grammar":
                 return None
-            cause, path = str(refused).removeprefix(UNCOMPILED), grammar_path(declared, tool.name)
-            if isinstance(tool, CustomTool):
-                return invalid_value(f"Invalid grammar of the custom tool '{tool.name}': {cause}", path)
-            return InvalidRequest(
-                f"Invalid schema for function '{tool.name}': {cause}",
-                param=path,
-                code="invalid_function_parameters",
-            )
+            cause = str(refused).removeprefix(UNCOMPILED)
+            if isinstance(tool, FunctionTool):
+                return invalid_function(tool.name, cause, declared)
+            sentence = f"Invalid grammar of the custom tool '{tool.name}': {cause}"
+            return invalid_value(sentence, grammar_path(declared, tool.name))
     return None
 
 

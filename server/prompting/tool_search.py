@@ -47,11 +47,11 @@ def find_tools(tools: Sequence[Tool], arguments: str) -> list[dict[str, Any]]:
     They are ranked by the words that they share with the arguments: a rare word counts more than a frequent
     one, and one of a name more than one of a description. They are in the order of their declaration.
     """
-    asked = _words(" ".join(map(str, parse_object(arguments).values())))
+    query = _words(" ".join(map(str, parse_object(arguments).values())))
     texts = {
         key: (_words(key[1] or ""), _words(group), _words(about)) for key, group, about in _deferred(tools)
     }
-    frequency = Counter(word for words in texts.values() for word in set().union(*words) & asked)
+    frequency = Counter(word for words in texts.values() for word in set().union(*words) & query)
     scores = {
         key: sum(
             (len(texts) // frequency[word]).bit_length()
@@ -159,9 +159,9 @@ def with_loaded_tools(conversation: PromptConversation, items: Sequence[Item]) -
     return replace(conversation, tools=tools, tool_choice=choice)
 
 
-def describe_found(tools: Sequence[PromptTool], found: ToolSearchOutput) -> str:
-    """The result of a search as the model reads it: the definitions of the found tools that it may call."""
-    keys = _loaded([found])
+def describe_found(tools: Sequence[PromptTool], output: ToolSearchOutput) -> str:
+    """The result of a search as the model reads it: the definitions of the output tools that it may call."""
+    keys = _loaded([output])
     schemas = [function_schema(tool.prompt_name, tool)["function"] for tool in tools if _is_in(keys, tool)]
     if not schemas:
         return "No tool matches. Search with other words."

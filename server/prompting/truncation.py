@@ -147,13 +147,13 @@ def _ends(items: Sequence[Item]) -> dict[int, int]:
 
 def _characters_per_token(items: Sequence[Item], model_format: ModelFormat, limit: int) -> float:
     """From the conversation's beginning, so that it is the same in each turn."""
-    sample, wanted = "", min(limit, _SAMPLE)
+    sample, most = "", min(limit, _SAMPLE)
     for item in items:
         sample += _text(item)
-        if len(sample) >= wanted:
+        if len(sample) >= most:
             break
     try:
-        return len(sample[:wanted]) / max(1, len(model_format.encode(sample[:wanted], special=False)))
+        return len(sample[:most]) / max(1, len(model_format.encode(sample[:most], special=False)))
     except PromptError:
         return 1.0
 

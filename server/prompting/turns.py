@@ -19,15 +19,14 @@ from server.generation.hosted_tools_of_response import (
     call_limit,
     hosted_tools_of,
 )
-from server.generation.output_decoding import DecodingSpec, WithoutReasoning, no_decoding
+from server.generation.output_decoding import DecodingSpec, no_decoding
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.chat_output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
-from server.prompting.context_management import prepare_later_turn, prepare_with_compaction
+from server.prompting.context_management import prepare_first_turn, prepare_later_turn
 from server.prompting.engine_request import (
     SEALED_REASONING,
     Prepared,
-    ResolvedRequest,
     asks_for_summary,
     is_ranked,
     prepare,
@@ -37,14 +36,13 @@ from server.prompting.engine_request import (
 )
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.served_model import LoadedModel
-from server.prompting.write_prompt import moment_of, write_prompt
+from server.prompting.write_prompt import ResolvedRequest, write_prompt
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import Compaction, HostedCall, Item, ToolSearchCall, encode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, ToolSearchTool, read_choice
 from server.sealing.sealed_items import with_tagged_id
 
-_NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Bytes of a response's output as JSON, tool results included; beyond them there is no further turn."""
 
@@ -62,13 +60,10 @@ def first_turn(
     With `generate` false the response completes without output when its prompt is prefilled. Raises ApiError
     or InvalidRequest.
     """
-    settings = resolved.request.context_management
-    if not generate:
-        prepared = prepare(served, resolved).without_output()
-    elif settings:
-        prepared = prepare_with_compaction(served, resolved, settings)
+    if generate:
+        prepared = prepare_first_turn(served, resolved)
     else:
-        prepared = prepare(served, resolved)
+        prepared = prepare(served, resolved).without_output()
     has_hosted_tools = any(
         isinstance(tool, McpTool) or (isinstance(tool, ToolSearchTool) and tool.execution == "server")
         for tool in resolved.tools
@@ -88,11 +83,7 @@ def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
     Raises ApiError, also for a longer one.
     """
     limit = MAX_COUNTED_CONTEXTS * served.model_info.context_length
-    request, moment = resolved.request, moment_of(resolved.response)
-    prompt = write_prompt(
-        served, resolved.tenant, request, resolved.tools, resolved.items, moment, max_tokens=limit
-    )
-    return len(prompt.token_ids)
+    return len(write_prompt(served, resolved, max_tokens=limit).token_ids)
 
 
 def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
@@ -100,32 +91,23 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
 
     Calls that the input approves are made before an answer.
     """
-    return _turn_decoding_spec(served, resolved, prepared, resolved.items if prepared.wants_output else ())
+    return _decoding_spec(served, resolved, prepared, resolved.items if prepared.wants_output else ())
 
 
-def _turn_decoding_spec(
+def _decoding_spec(
     served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
 ) -> DecodingSpec:
-    """A summary is no output, so the request's stop strings and log probabilities do not apply to it."""
-    spec = decoding_spec(served, resolved, prepared, approving_items)
-    if prepared.compaction is None:
-        return spec
-    spec = replace(spec, compaction=prepared.compaction)
-    if not prepared.model_writes_summary:
-        return spec
-    none: frozenset[int] = frozenset()
-    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
+    """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it.
 
-
-def decoding_spec(
-    served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, approving_items: Sequence[Item] = ()
-) -> DecodingSpec:
-    """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it."""
+    A summary is no output, so the request's stop strings and log probabilities do not apply to it.
+    """
     request, tenant, prompt = resolved.request, resolved.tenant, prepared.prompt
     listed = frozenset(request.stop_token_ids or ())
     shown = bool(request.include_stop_str_in_output)
-    return DecodingSpec(
+    spec = DecodingSpec(
         _parser(served, request, prompt),
+        # A chat completion's response keeps its reasoning; the chat format leaves it out.
+        hides_reasoning=request.include_reasoning is False and not isinstance(request, ChoiceRequest),
         stop_strings=(*stop_strings(request), *prompt.stop_strings),
         include_stop_string=shown,
         min_tokens=request.min_tokens or 0,
@@ -153,9 +135,14 @@ def decoding_spec(
             served.max_tool_calls,
         )
         if resolved.tools
-        else _NO_HOSTED_TOOLS,
+        else HostedTools(),
+        compaction=prepared.compaction,
         dropped_items=prompt.dropped_items,
     )
+    if not prepared.model_writes_summary:
+        return spec
+    none: frozenset[int] = frozenset()
+    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
 
 
 def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> OutputParser:
@@ -163,17 +150,15 @@ def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> Out
         shows_special = request.skip_special_tokens is False
         ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
         return PlainParser(served.vocabulary, ends, shows_special=shows_special)
-    parser = served.model_format.parser(prompt)
-    # A chat completion's response keeps its reasoning; the chat format leaves it out.
-    hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
-    return WithoutReasoning(parser) if hidden else parser
+    return served.model_format.parser(prompt)
 
 
 def _token_dump(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
     if not request.enable_response_messages or served.vocabulary is None:
         return None
-    apart = isinstance(served.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
-    read = served.model_format.messages if apart else None  # type: ignore[attr-defined]
+    read = None
+    if isinstance(served.model_format, MessageFormat) and not isinstance(request, ChoiceRequest):
+        read = served.model_format.messages
     likelihood = prompt_logprobs(request) is not None
     return TokenDump(served.vocabulary, prompt.token_ids, prompt_logprobs=likelihood, read=read)
 
@@ -245,7 +230,7 @@ class TurnBuilder:
         engine_request = replace(
             prepared.engine_request, request_id=f"{resolved.response.hex}.{work.turn + 1}"
         )
-        return NextTurn(engine_request, _turn_decoding_spec(self.served, resolved, prepared))
+        return NextTurn(engine_request, _decoding_spec(self.served, resolved, prepared))
 
     def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         request = self.resolved.request

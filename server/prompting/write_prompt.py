@@ -1,8 +1,7 @@
 """The prompt of a response: its conversation checked, written by the model format, truncated to fit."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
@@ -12,7 +11,7 @@ import msgspec
 from server.errors import InvalidRequest
 from server.generation.client_tools import prompt_tool
 from server.generation.hosted_items import items_for_model
-from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
+from server.limits.long_prompts import ITEM_CHARACTERS
 from server.model_formats.model_format import (
     ModelFormat,
     Prompt,
@@ -36,36 +35,41 @@ from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.ids import unix_seconds
 from server.protocol.responses import tools as wire
 from server.protocol.responses.items import Item, Message, text_of
-from server.protocol.responses.request import CreateResponse, TextFormat, TruncationSide
+from server.protocol.responses.request import CreateResponse, SharedParameters, TextFormat
 from server.sealing.sealed_items import unseal_items
 
-_AUTOMATIC = wire.ToolChoice()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRequest:
+    """The source of a prompt and its engine request, for a new response, a resumed one and a later turn."""
+
+    tenant: str
+    request: CreateResponse
+    tools: Sequence[wire.Tool]
+    """`request.tools`, parsed."""
+    items: Sequence[Item]
+    """History and new input, in order, before the response's own output."""
+    response: UUID
+    """Its time is the date that templates show."""
+    seed: int
+    dropped_items: int = 0
+    """Items that the turn before left out, by `truncation`."""
 
 
-def write_prompt(
-    served: LoadedModel,
-    tenant: str,
-    request: CreateResponse,
-    tools: Sequence[wire.Tool],
-    items: Sequence[Item],
-    moment: datetime | None = None,
-    *,
-    max_tokens: int | None = None,
-    dropped_items: int = 0,
-) -> Prompt:
-    """The prompt of a response that was created at `moment`, for templates that show the date.
+def write_prompt(served: LoadedModel, resolved: ResolvedRequest, *, max_tokens: int | None = None) -> Prompt:
+    """The prompt of a response.
 
     With `truncation: "auto"` it has the newest items that leave room for an answer, and leaves out at least
-    the `dropped_items` that the turn before left out. `max_tokens` replaces the model's context as the limit
-    where tokens are only counted. Raises ApiError for what cannot be written, and for a
-    longer prompt.
+    those that the turn before left out. `max_tokens` replaces the model's context as the limit where tokens
+    are only counted. Raises ApiError for what cannot be written, and for a longer prompt.
     """
-    context = served.model_info.context_length
-    grammar = None if request.structured_outputs is None else structured_output_grammar(request)
+    context, request, items = served.model_info.context_length, resolved.request, resolved.items
+    grammar = structured_output_grammar(request)
     if not all(isinstance(item, Message) for item in items):
-        items = unseal_items(items, served.seal, tenant)
-    conversation = make_conversation(request, tools, items, moment)
-    if tools or request.text is not None:
+        items = unseal_items(items, served.seal, resolved.tenant)
+    created_at = datetime.fromtimestamp(unix_seconds(resolved.response), UTC)
+    conversation = make_conversation(request, resolved.tools, items, created_at)
+    if resolved.tools or request.text is not None:
         check_tools_and_format(conversation, request.tools)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
@@ -75,34 +79,25 @@ def write_prompt(
     elif request.truncate_prompt_tokens is not None:
         limit = max(limit, MAX_COUNTED_CONTEXTS * context)
     characters = characters_of(conversation)
+    work = characters + ITEM_CHARACTERS * len(items)
     try:
-        work = characters + ITEM_CHARACTERS * len(items)
-        with served.long_prompts.slot(tenant, work) if work > LONG_CHARACTERS else nullcontext():
-            prompt = write_within(served.model_format, conversation, limit, characters, room, dropped_items)
-        if prompt.images and request.truncate_prompt_tokens is not None:
-            raise InvalidRequest(
-                "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
-                param="truncate_prompt_tokens",
+        with served.long_prompts.slot(resolved.tenant, work):
+            prompt = write_within(
+                served.model_format, conversation, limit, characters, room, resolved.dropped_items
             )
-        if request.truncate_prompt_tokens is None:
-            return prompt
-        token_ids = truncate_tokens(
-            prompt.token_ids,
-            request.truncate_prompt_tokens,
-            request.truncation_side,
-            context=context,
-            max_output=request.max_output_tokens,
-        )
-        return replace(prompt, token_ids=token_ids)
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     except PromptTooLong as error:
         raise (too_long(context) if max_tokens is None else too_long_to_count(error.limit)) from error
-
-
-def moment_of(response: UUID) -> datetime:
-    """When a response was created, in UTC, to the second: from the time in its id."""
-    return datetime.fromtimestamp(unix_seconds(response), UTC)
+    if request.truncate_prompt_tokens is None:
+        return prompt
+    if prompt.images:
+        raise InvalidRequest(
+            "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
+            param="truncate_prompt_tokens",
+        )
+    token_ids = truncate_tokens(prompt.token_ids, request, context, request.max_output_tokens)
+    return replace(prompt, token_ids=token_ids)
 
 
 def characters_of(conversation: PromptConversation) -> int:
@@ -141,32 +136,28 @@ def write_within(
 
 
 def truncate_tokens(
-    token_ids: tuple[int, ...],
-    most: int | None,
-    side: TruncationSide | None,
-    *,
-    context: int,
-    max_output: int | None,
+    token_ids: tuple[int, ...], request: SharedParameters, context: int, max_output: int | None
 ) -> tuple[int, ...]:
-    """VLLM's `truncate_prompt_tokens`: the last `most` tokens of a prompt, the first ones with side `right`.
+    """VLLM's `truncate_prompt_tokens`: the last tokens of a prompt, the first ones with side `right`.
 
     None keeps all; -1 keeps as many as leave room for `max_output` tokens in the context. Raises
     InvalidRequest if none is left.
     """
+    most = request.truncate_prompt_tokens
     if most is None:
         return token_ids
     if most < 0:
         most = max(1, context - max(1, max_output or 1))
     if most == 0:
         raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
-    return token_ids[:most] if side == "right" else token_ids[-most:]
+    return token_ids[:most] if request.truncation_side == "right" else token_ids[-most:]
 
 
 def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> PromptConversation:
     """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
-    choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
+    choice = wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return PromptConversation(
         items=items,

@@ -113,10 +113,8 @@ def program(machine: str) -> bytes:
     for numbers in _ALLOWED.values():
         if (number := numbers[column]) is not None:
             lines += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    lines += [
-        (_IF_EQUAL, 0, 1, _CLONE3[column]),
-        (_RETURN, 0, 0, _ENOSYS),
-    ]  # libc then starts threads by clone
+    # Without clone3 libc starts threads by clone.
+    lines += [(_IF_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ENOSYS)]
     lines += [(_IF_EQUAL, 0, 3, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
     lines += [(_IF_ANY_BIT, 0, 1, _NEW_THREAD), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]
     return b"".join(struct.pack("=HBBI", *line) for line in lines)

@@ -116,6 +116,7 @@ _BOUND_CODES = {
     "object": "object_{}_properties",
 }
 """OpenAI's error codes for values out of bounds, by msgspec's type name."""
+_ERROR_FIELD = re.compile(r"(?P<fault>missing required|contains unknown) field `(?P<name>[^`]+)`")
 _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 ANY_KEY = "[...]"
@@ -187,13 +188,11 @@ def _decode_failure(
     message = text[: match.start()] if match else text
     if path.endswith(ANY_KEY):
         path = _with_key(path.removesuffix(ANY_KEY), value, kind)
-    missing = re.search(r"missing required field `([^`]+)`", message)
-    if missing:
-        path = f"{path}.{missing[1]}" if path else missing[1]
-    if unknown := re.search(r"contains unknown field `([^`]+)`", message):
-        path = f"{path}.{unknown[1]}" if path else unknown[1]
+    field = _ERROR_FIELD.search(message)
+    if field:
+        path = f"{path}.{field['name']}" if path else field["name"]
     param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
-    if missing:
+    if field and field["fault"] == "missing required":
         return missing_parameter(param)
     where = f" (at {param})" if param else ""
     return InvalidRequest(f"{message}{where}.", param or None, _code(message))

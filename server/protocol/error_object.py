@@ -1,5 +1,7 @@
 """OpenAI's error object, and errors of requests that are invalid, by OpenAI's codes."""
 
+from functools import partial
+
 import msgspec
 
 from server.errors import InvalidRequest
@@ -18,17 +20,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+missing_value = partial(InvalidRequest, code="missing_required_parameter")
+unsupported_value = partial(InvalidRequest, code="unsupported_value")
+invalid_value = partial(InvalidRequest, code="invalid_value")
+unsupported_parameter = partial(InvalidRequest, code="unsupported_parameter")
+
+
 def missing_parameter(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-
-
-def unsupported_value(message: str, param: str | None) -> InvalidRequest:
-    return InvalidRequest(message, param, "unsupported_value")
-
-
-def invalid_value(message: str, param: str | None) -> InvalidRequest:
-    return InvalidRequest(message, param, "invalid_value")
-
-
-def unsupported_parameter(message: str, param: str | None) -> InvalidRequest:
-    return InvalidRequest(message, param, "unsupported_parameter")
+    return missing_value(f"Missing required parameter: '{param}'.", param)

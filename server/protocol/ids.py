@@ -6,7 +6,6 @@ import os
 import re
 import time
 from functools import partial
-from string import ascii_letters, digits
 from typing import Literal
 from uuid import UUID
 
@@ -16,7 +15,7 @@ _TAGGED_ID = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 MAX_REQUEST_ID = 128
 MAX_ITEM_ID = 64
 """Characters of an item's id that a client sends; OpenAI's limit."""
-_ITEM_ID_CHARACTERS = frozenset(ascii_letters + digits + "_-")
+_ITEM_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ITEM_ID}}}")
 ItemSource = Literal["i", "o", "c"]
 """The item's list: a response's input, its output, or one request that adds items to a conversation."""
 
@@ -67,7 +66,7 @@ def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
 
 
 def parse_uuid(text: str) -> UUID | None:
-    """None if it is none."""
+    """The UUID that a text is; None for other text."""
     try:
         return UUID(text)
     except ValueError:
@@ -90,7 +89,7 @@ def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
 
 def is_item_id(text: str, prefix: str = "") -> bool:
     """Whether an item that a client sends may have this id, which begins with its type's prefix."""
-    return text.startswith(prefix) and 1 <= len(text) <= MAX_ITEM_ID and _ITEM_ID_CHARACTERS.issuperset(text)
+    return text.startswith(prefix) and _ITEM_ID.fullmatch(text) is not None
 
 
 def response_of_item(text: str) -> UUID | None:

@@ -5,12 +5,12 @@ import binascii
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from engine.fair_limit import FairLimit
+from engine.bounded_cache import BoundedCache
+from engine.fair_limit import FairLimit, NoSlot
 from server.errors import Overloaded, TooManyRequests
 from server.protocol import bounded_process
 
@@ -49,21 +49,20 @@ _BUSY = "files being read"
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
 _limit = FairLimit(MAX_CONCURRENT)
-_cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
+_cache = BoundedCache[tuple[str | None, bytes, int], dict[str, str]](_CACHE_SIZE)
 """Results of the last PDFs, as deferred requests are decoded again; by tenant, so that time tells nothing."""
-_cache_lock = threading.Lock()
 
 
 def storable_file_data(data: str, *, needs_text: bool = True) -> str:
     """`file_data` as stored: of a PDF its text, if it `needs_text`. Raises FileError or ApiError."""
     content = file_content(data)
-    if data.startswith(_PDF_TYPE) and not is_pdf(content):
-        raise FileError("The file is not a PDF that can be read.")
-    if not is_pdf(content):
-        file_text(data)
-        return data
-    text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
-    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+    if is_pdf(content):
+        text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
+        return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+    if data.startswith(_PDF_TYPE):
+        raise FileError(_ERROR_MESSAGES["broken"])
+    file_text(data)
+    return data
 
 
 def file_text(data: str) -> str:
@@ -120,14 +119,10 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     if len(content) > MAX_PDF:
         raise FileError(f"The PDF is larger than {MAX_PDF} bytes.")
     key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)
-    with _cache_lock:
-        answer = _cache.get(key)
+    answer = _cache.get(key)
     if answer is None:
         answer = _run_worker(content, most_bytes)
-        with _cache_lock:
-            _cache[key] = answer
-            while len(_cache) > _CACHE_SIZE:
-                _cache.popitem(last=False)
+        _cache.put(key, answer)
     if "text" in answer:
         return answer["text"]
     if answer["error"] == "empty" and not needs_text:
@@ -141,20 +136,16 @@ def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     """The worker's result, `text` or `error`. Raises TooManyRequests or Overloaded."""
     tenant = TENANT.get() or f"thread {threading.get_ident()}"
     try:
-        _limit.acquire(tenant, WAIT_SECONDS)
-    except TimeoutError:
+        with _limit.hold(tenant, WAIT_SECONDS):
+            output = bounded_process.run(_WORKER, content, MEMORY, MAX_PAGES, most_bytes)
+    except NoSlot:
         if _limit.used_by(tenant):
             why = "Your other PDFs are still being read; try again later."
             raise TooManyRequests(why, limit=_BUSY) from None
         raise Overloaded("Too many PDFs are being read; try again later.", limit=_BUSY) from None
-    try:
-        answer: dict[str, str] = json.loads(
-            bounded_process.run(_WORKER, content, MEMORY, MAX_PAGES, most_bytes)
-        )
-        return answer
     except TimeoutError:
         raise Overloaded("The server is too busy to read the PDF; try again later.", limit=_BUSY) from None
     except bounded_process.Exhausted:
         return {"error": "heavy"}
-    finally:
-        _limit.release(tenant)
+    answer: dict[str, str] = json.loads(output)
+    return answer

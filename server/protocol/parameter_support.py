@@ -93,8 +93,7 @@ _COMMON: Rows = {
     "safety_identifier": _ignored("Nothing is reported; it has 128 characters at most."),
     "extra_body": _refused("Its fields belong in the body itself: `extra_body` is an argument of SDKs.", {}),
     "typical_p": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 1),
-    "top_a": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
-    "mirostat": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
+    **dict.fromkeys(("top_a", "mirostat"), _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0)),
 }
 
 _COMPLETION_ONLY: Rows = {

@@ -18,10 +18,11 @@ from server.errors import ApiError, Overloaded, TooManyRequests
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
 from server.generation.run_log import LoggedTurn, RunLog, texts
-from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after
+from server.prompting.engine_request import Prepared, engine_request_after
 from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.served_model import LoadedModel
 from server.prompting.turns import TurnBuilder, first_decoding_spec, first_turn
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.decode import decode_as
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event

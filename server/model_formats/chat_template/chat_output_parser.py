@@ -127,11 +127,9 @@ class ChatParser:
 
     def _read_undecodable(self) -> None:
         """Reads undecoded tokens but the last ones, which may begin a character: each new one decodes all."""
-        broken, self._undecoded = (
-            self._undecoded[:-_MOST_OF_CHARACTER],
-            self._undecoded[-_MOST_OF_CHARACTER:],
-        )
-        places, self._places = self._places[-_MOST_OF_CHARACTER:], self._places[:-_MOST_OF_CHARACTER]
+        cut = -_MOST_OF_CHARACTER
+        broken, self._undecoded = self._undecoded[:cut], self._undecoded[cut:]
+        places, self._places = self._places[cut:], self._places[:cut]
         self._stream = DecodeStream(ids=self._undecoded, skip_special_tokens=True)
         if text := self._tokenizer.decode(broken, skip_special_tokens=True):
             self._append(text)

@@ -280,11 +280,8 @@ def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for key, value in config.items():
-        if key.endswith("_token") and value:
-            tokens[key] = value["content"] if isinstance(value, dict) else str(value)
-    return tokens
+    tokens = {key: value for key, value in config.items() if key.endswith("_token") and value}
+    return {key: token["content"] if isinstance(token, dict) else str(token) for key, token in tokens.items()}
 
 
 class _Given(list[Any]):

@@ -64,21 +64,21 @@ def _is_read_back(model_format: ChatTemplateFormat, turn: Sequence[Item], words:
     tools = [PromptTool(name=_NAME, description="A tool.", parameters=parameters)] if call else []
     conversation = PromptConversation(items=[_USER], tools=tools, add_generation_prompt=False)
     try:
-        asked = model_format.write(replace(conversation, add_generation_prompt=True))
+        prompt = model_format.write(replace(conversation, add_generation_prompt=True))
         bare = model_format.write(conversation)
         whole = model_format.write(replace(conversation, items=[_USER, *turn]))
     except PromptError:
         return True
-    if asked.token_ids == bare.token_ids:
+    if prompt.token_ids == bare.token_ids:
         return True  # it does not begin the turn of the assistant
-    before = model_format.without_reasoning_marks(model_format.spell(asked.token_ids))
+    before = model_format.without_reasoning_marks(model_format.spell(prompt.token_ids))
     header, _, written = model_format.spell(whole.token_ids).partition(before)
     if header or not all(word in written for word in words):
         return True
     if call is None:  # what follows ends the turn
         written = written[: written.rindex(words[-1]) + len(words[-1])]
     ids = model_format.encode(written, special=False)
-    read = Prompt(token_ids=(), stop_ids=asked.stop_ids, tools=tools)
+    read = Prompt(token_ids=(), stop_ids=prompt.stop_ids, tools=tools)
     parsers = [model_format.parser(replace(read, opens_reasoning=opened)) for opened in (False, True)]
     return any(_fits(parser.feed(ids) + parser.close(), turn) for parser in parsers)
 

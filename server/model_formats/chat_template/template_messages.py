@@ -60,7 +60,7 @@ class Turn:
     calls: list[Call] = field(default_factory=list)
     call: Call | None = None
     """The call of a tool output."""
-    said: bool = False
+    has_message: bool = False
     """Whether the turn has a message item, even an empty one."""
 
 
@@ -177,13 +177,13 @@ def _is_from_assistant(item: Item) -> bool:
 
 def _starts_new_message(turn: Turn, item: Item) -> bool:
     """Whether the item starts a new assistant message: a second message, or reasoning after one."""
-    return isinstance(item, MessageItem | Reasoning) and (turn.said or bool(turn.calls))
+    return isinstance(item, MessageItem | Reasoning) and (turn.has_message or bool(turn.calls))
 
 
 def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
     match item:
         case MessageItem():
-            turn.text, turn.said = plain_text(item.content).replace(_IMAGE, ""), True
+            turn.text, turn.has_message = plain_text(item.content).replace(_IMAGE, ""), True
         case Reasoning():
             turn.thought = "\n\n".join(filter(None, (turn.thought, thought_of(item))))
         case FunctionCall():

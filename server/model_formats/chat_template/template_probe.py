@@ -40,12 +40,12 @@ THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning", "thought")
 
 
 class TemplateCapabilities:
-    """What a template can render, and in which form; an error or missing text means no support."""
+    """The features that a template renders, and their forms; an error or missing text means no support."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.no_tools: tuple[()] | None
-        """What stands for no tools."""
+        """The value of `tools` that stands for none."""
         self.content_as_parts: bool
         """Content is always a list of parts, as templates of some models that read pictures take no text."""
         forms: tuple[tuple[tuple[()] | None, bool], ...] = ((None, False), (None, True), ((), False))
@@ -66,7 +66,7 @@ class TemplateCapabilities:
         called, output = self._called(_FUNCTION), _RESULT
         self.tools = self._shows([_USER], _FUNCTION, tools=True)
         self.outputs = any(
-            self._shows([_USER, made, output], _OUTPUT, tools=True) for made in (called, _ANSWER)
+            self._shows([_USER, answer, output], _OUTPUT, tools=True) for answer in (called, _ANSWER)
         )
         """Tools, tool calls in the history, tool outputs."""
         beside = {**called, "content": _TEXT}
@@ -79,8 +79,8 @@ class TemplateCapabilities:
         """A message between one with calls and their outputs."""
         placeholder = self._template.image_placeholder or ""
         picture = [{"type": "image"}, {"type": "text", "text": _ASKED}]
-        asked, seen = {**_USER, "content": picture}, {**output, "content": picture}
-        self.images = bool(placeholder) and self._shows([asked], placeholder, _ASKED)
+        question, seen = {**_USER, "content": picture}, {**output, "content": picture}
+        self.images = bool(placeholder) and self._shows([question], placeholder, _ASKED)
         shown = [_USER, called, seen]
         self.images_in_outputs = bool(placeholder) and self._shows(shown, placeholder, _ASKED, tools=True)
         """Pictures in messages of users, and in outputs of tools."""
@@ -129,8 +129,8 @@ class TemplateCapabilities:
         alike = [{"role": "user", "content": texts[0]}, *messages[1:]]
         for tools in {False, self.tools}:
             written = self._shows(messages, *texts, tools=tools)
-            taken = written and self._render(messages, tools) == self._render(alike, tools)
-            if (taken or not written) and self._shows(after, *texts, tools=tools):
+            is_taken_for_user = written and self._render(messages, tools) == self._render(alike, tools)
+            if (is_taken_for_user or not written) and self._shows(after, *texts, tools=tools):
                 return True
         return False
 
@@ -168,8 +168,8 @@ class TemplateCapabilities:
                 for message in messages
             ]
         try:
-            given = _TOOLS if tools else self.no_tools
-            return self._template.plain(self._template.render(messages, tools=given, **(variables or {})))
+            schemas = _TOOLS if tools else self.no_tools
+            return self._template.plain(self._template.render(messages, tools=schemas, **(variables or {})))
         except PromptError:
             return None
 

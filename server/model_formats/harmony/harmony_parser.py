@@ -69,11 +69,10 @@ class Header:
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
     """The header between <|start|> and <|message|>; the prompt has its author, or it `names_author`."""
-    sections = _split(token_ids, tokens)
     author = "assistant"
     channel = recipient = data = None
-    for marker, said in sections:
-        text = said.decode(errors="replace")
+    for marker, section in _split(token_ids, tokens):
+        text = section.decode(errors="replace")
         if match := _TO.search(text):
             recipient = match[1] or recipient
             text = _TO.sub(" ", text)
@@ -104,18 +103,18 @@ def read_headerless(
     """Header and first content of a message without <|message|>: text beyond the header is content."""
     author, channel, recipient, content = "assistant", None, None, b""
     for marker, section in _split(token_ids, tokens):
-        said = section
+        rest = section
         if marker is None:
-            match = _AUTHOR.match(said) if names_author else _ASSISTANT.match(said)
+            match = _AUTHOR.match(rest) if names_author else _ASSISTANT.match(rest)
             author = match[1].decode(errors="replace") if match else author
-            said = said[match.end() :] if match else said
-        if marker == CHANNEL and (match := _CHANNEL.match(said)):
-            channel, said = match[1].decode(), said[match.end() :]
-        if match := _RECIPIENT.match(said):
-            recipient, said = match[1].decode(errors="replace"), said[match.end() :]
-        if marker == CONSTRAIN and (match := _TYPE.match(said)):
-            said = said[match.end() :]
-        content += said
+            rest = rest[match.end() :] if match else rest
+        if marker == CHANNEL and (match := _CHANNEL.match(rest)):
+            channel, rest = match[1].decode(), rest[match.end() :]
+        if match := _RECIPIENT.match(rest):
+            recipient, rest = match[1].decode(errors="replace"), rest[match.end() :]
+        if marker == CONSTRAIN and (match := _TYPE.match(rest)):
+            rest = rest[match.end() :]
+        content += rest
     return Header(author, channel, recipient), content.lstrip()
 
 

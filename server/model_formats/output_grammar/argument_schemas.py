@@ -113,9 +113,9 @@ def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]
         if not budget.spend(len(listed(schema, key))):
             continue
         branches = [branch for branch in listed(schema, key) if isinstance(branch, Mapping)]
-        left = [_types_left(subschema(schema, branch), depth + 1, budget) for branch in branches]
-        if left:
-            types &= frozenset.intersection(*left) if key == "allOf" else frozenset().union(*left)
+        inner = [_types_left(subschema(schema, branch), depth + 1, budget) for branch in branches]
+        if inner:
+            types &= frozenset.intersection(*inner) if key == "allOf" else frozenset().union(*inner)
     return types
 
 

@@ -210,10 +210,10 @@ def _rule(name: str) -> str:
 
 def _literal_text(text: str) -> str:
     try:
-        said: str = json.loads(text.replace("\\'", "'"))
+        value: str = json.loads(text.replace("\\'", "'"))
     except ValueError:
         raise _unsupported(text) from None
-    return said
+    return value
 
 
 def _expression(pattern: str, flags: str) -> Iterator[str]:

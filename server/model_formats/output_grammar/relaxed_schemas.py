@@ -200,18 +200,14 @@ class _EnforceablePart:
         properties, patterns = schema.get("properties"), schema.get("patternProperties")
         others = schema.get("additionalProperties")
         if isinstance(properties, Mapping):
-            yield (
-                "properties",
-                {name: self._of(inner, depth + 1) for name, inner in properties.items() if _is_text(name)},
-            )
+            own = {name: self._of(inner, depth + 1) for name, inner in properties.items() if _is_text(name)}
+            yield "properties", own
         if isinstance(patterns, Mapping) and patterns:
             if not all(map(_is_known_pattern, patterns)):
                 others = None  # additionalProperties applies only to properties that match no pattern
             else:
-                yield (
-                    "patternProperties",
-                    {key: self._of(inner, depth + 1) for key, inner in patterns.items()},
-                )
+                matching = {key: self._of(inner, depth + 1) for key, inner in patterns.items()}
+                yield "patternProperties", matching
         if isinstance(others, Mapping | bool):
             yield "additionalProperties", self._of(others, depth + 1)
         if required := _required(schema):

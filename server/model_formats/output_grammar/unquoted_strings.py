@@ -77,21 +77,21 @@ def distinguish_strings(
     not include; no string begins like their values.
     """
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
-    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, SchemaBudget())]
+    literals = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, SchemaBudget())]
     numbers = others & _NUMBERS.keys()
     kind = "number" if "number" in numbers else "integer"
     rest = others & {"array", "object"}
     starts = "".join({"array": r"\[", "object": r"\{"}[name] for name in sorted(rest))
     if numbers and not _limits_numbers(schema, 0, SchemaBudget()):
         out.append(f"/{_SPACE}{_NUMBERS[kind]}{_SPACE}/")
-        said.append(f"/{_NUMBERS[kind]}/")
+        literals.append(f"/{_NUMBERS[kind]}/")
     elif numbers:
         rest |= numbers
         starts += "0-9\\-"
     if starts:
         out.append(f"/{_SPACE}[{starts}](.|\\n)*/")
     apart = "".join(f" & ~{part}" for part in out)
-    return " | ".join([f"(({strings}){apart})", *said]), rest
+    return " | ".join([f"(({strings}){apart})", *literals]), rest
 
 
 _WORDS = {"boolean": ("true", "false"), "null": ("null", "none")}

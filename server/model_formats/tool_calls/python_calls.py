@@ -106,10 +106,10 @@ def _written(value: object) -> str:
         case list():
             return f"[{', '.join(map(_written, value))}]"
         case dict():
-            inner = (
-                f"{json.dumps(name, ensure_ascii=False)}: {_written(one)}" for name, one in value.items()
+            members = (
+                f"{json.dumps(name, ensure_ascii=False)}: {_written(inner)}" for name, inner in value.items()
             )
-            return f"{{{', '.join(inner)}}}"
+            return f"{{{', '.join(members)}}}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -207,7 +207,7 @@ def read_calls(
     if called:
         answer.restart()
     if rest := emitter.take_rest():
-        answer.add_text(f"{rest}\n")
+        answer.add(f"{rest}\n")
     if scanner.marked:
         text = answer.add_marked(calls.markup.restore)
         return max(0, text.count("{") - text.count("}"))

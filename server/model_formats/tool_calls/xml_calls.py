@@ -496,8 +496,8 @@ class _NestedGrammar:
         if "string" in rest:
             rest.discard("string")
             if (strings := unquoted_strings.strings_of({**own, "type": "string"})) is not None:
-                strings, left = unquoted_strings.distinguish_strings(strings, frozenset(rest), own)
-                rest = set(left)
+                strings, others = unquoted_strings.distinguish_strings(strings, frozenset(rest), own)
+                rest = set(others)
                 ways.append(self._text(strings, end))
         if rest:
             ways.append(f"{self._lark.json({**own, 'type': sorted(rest)})} {self._lark.literal(end)}")
@@ -515,8 +515,8 @@ class _NestedGrammar:
         if "array" in types:
             types.discard("array")
             item = self._value(items_of(schema), self._calls.end_of("item"), depth + 1)
-            one = f"({self._lark.literal(f'{self._calls.argument[0]}item>')} {item})"
-            items = f"{one}{_count(schema) if self._strict else '{0,}'}"
+            element = f"({self._lark.literal(f'{self._calls.argument[0]}item>')} {item})"
+            items = f"{element}{_count(schema) if self._strict else '{0,}'}"
             yield f"{'' if items.endswith('{0,0}') else items} {self._lark.literal(end)}"
 
     def _text(self, strings: str, end: str) -> str:

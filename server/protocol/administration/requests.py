@@ -86,10 +86,7 @@ class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields
     ] = UNSET
     conversation_days: Annotated[
         Days | UnsetType | None,
-        Meta(
-            description="Days until conversations that nothing changes expire; 0: never; null: the server's "
-            "setting."
-        ),
+        _says("Days until conversations that nothing changes expire; 0: never; null: the server's setting."),
     ] = UNSET
 
 
@@ -114,9 +111,9 @@ class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: Annotated[Names | UnsetType | None, _says("Models that it may use; null: all.")] = UNSET
     tools: Annotated[
         Names | UnsetType | None,
-        Meta(
-            description="Tools run by the server that it may use: labels of tool servers, URLs of MCP "
-            "servers, types such as code_interpreter; null: all."
+        _says(
+            "Tools run by the server that it may use: labels of tool servers, URLs of MCP servers, "
+            "types such as code_interpreter; null: all."
         ),
     ] = UNSET
     ends_streams: Annotated[

@@ -135,8 +135,8 @@ def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
     content = message.get("content")
     refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal:
-        said = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
-        elements.append(MessageElement(said, {"content": "refusal"}))
+        item = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
+        elements.append(MessageElement(item, {"content": "refusal"}))
     if content or (not calls and not refusal):
         text = _content(content, "output_text", path) if content is not None else ""
         elements.append(

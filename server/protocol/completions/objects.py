@@ -17,22 +17,8 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-
-
-def completion_usage(
-    prompt: int, cached: int, output: int, reasoning: int, *, accepted: int = 0, rejected: int = 0
-) -> CompletionUsage:
-    """The usage of a completed completion; audio tokens are 0. The last two are of the prediction."""
-    of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
-    of_output = {
-        "reasoning_tokens": reasoning,
-        "audio_tokens": 0,
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": rejected,
-    }
-    return CompletionUsage(prompt, output, prompt + output, of_prompt, of_output)
+    prompt_tokens_details: dict[str, int] | UnsetType = UNSET
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, frozen=True):

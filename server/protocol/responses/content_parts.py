@@ -6,9 +6,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from server.errors import InvalidRequest
 from server.protocol.decode import convert
-from server.protocol.error_object import missing_parameter, unsupported_value
+from server.protocol.error_object import missing_parameter, missing_value, unsupported_value
 from server.protocol.input_files import FileError, file_content, is_pdf, storable_file_data
 from server.protocol.input_images import check_image, page_images
 from server.protocol.responses.items import (
@@ -65,29 +64,22 @@ def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
     """The content parts, and after a PDF with a `detail` its pages as pictures. Raises InvalidRequest."""
     read: list[ContentPart] = []
     for index, part in enumerate(parts):
-        read += _read_part(part, f"{path}[{index}]")
+        kind, own_path = part.get("type"), f"{path}[{index}]"
+        reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
+        if reader is None:
+            sentence = f"Content of type {abbreviated(kind)} is not supported; this model reads text."
+            raise unsupported_value(sentence, f"{own_path}.type")
+        content = reader.read(part, own_path)
+        read += content if isinstance(content, list) else [content]
     return read
-
-
-def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
-    kind = part.get("type")
-    reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
-    if reader is None:
-        raise unsupported_value(
-            f"Content of type {abbreviated(kind)} is not supported; this model reads text.", f"{path}.type"
-        )
-    read: ContentPart | list[ContentPart] = reader.read(part, path)
-    return read if isinstance(read, list) else [read]
 
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
     image: _Image = convert(part, _Image, path)
     if not image.image_url and not image.file_id:
-        raise InvalidRequest(
-            f"Missing required parameter: '{path}.image_url'; an image has an image_url or a file_id.",
-            f"{path}.image_url",
-            "missing_required_parameter",
-        )
+        param = f"{path}.image_url"
+        sentence = f"Missing required parameter: '{param}'; an image has an image_url or a file_id."
+        raise missing_value(sentence, param)
     return check_image(InputImage(image.image_url, image.file_id, image.detail or "auto"), path)
 
 

@@ -401,7 +401,7 @@ class EventId(NamedTuple):
 
 
 def parse_event_id(text: str) -> EventId | None:
-    """None for what was never the id of an event."""
+    """The event's id in a text; None for what was never one."""
     match = _ID.fullmatch(text)
     return None if match is None else EventId(int(match["number"]), match["mark"])
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.errors import InvalidRequest
 from server.protocol import ids
 from server.protocol.decode import convert
-from server.protocol.error_object import unsupported_parameter, unsupported_value
+from server.protocol.error_object import missing_value, unsupported_parameter, unsupported_value
 from server.protocol.responses import items as wire
 from server.protocol.responses.content_parts import TypeReader, abbreviated, read_parts, refuse_deep
 from server.protocol.responses.request import MAX_TOOLS, InputContentParam, TextFormat, ToolParam
@@ -267,11 +266,8 @@ _OUTPUT_READER = _item_reader(_FunctionOutput, wire.FunctionCallOutput)
 def _read_function_output(element: dict[str, Any], path: str) -> wire.Item:
     if element.get("call_id") is None and element.get("name") is None:
         convert(element, _FunctionOutput, path)
-        raise InvalidRequest(
-            "An output needs the id of its call, or the name of the function that has written it.",
-            f"{path}.call_id",
-            "missing_required_parameter",
-        )
+        sentence = "An output needs the id of its call, or the name of the function that has written it."
+        raise missing_value(sentence, f"{path}.call_id")
     item: wire.Item = _OUTPUT_READER.read(element, path)
     return item
 
@@ -302,19 +298,11 @@ def _read_configuration_update(element: dict[str, Any], path: str) -> wire.Confi
     refuse_deep(element, path)
     param: _ConfigurationUpdate = convert(element, _ConfigurationUpdate, path)
     if param.reasoning is None and param.text is None:
-        raise InvalidRequest(
-            "A configuration_update has reasoning, text, or both.",
-            f"{path}.reasoning",
-            "missing_required_parameter",
-        )
+        raise missing_value("A configuration_update has reasoning, text, or both.", f"{path}.reasoning")
     text: dict[str, Any] | UnsetType = UNSET
     if param.text is not None:
         if param.text.format.type == "json_schema" and param.text.format.schema is None:
-            raise InvalidRequest(
-                "A json_schema format needs a schema.",
-                f"{path}.text.format.schema",
-                "missing_required_parameter",
-            )
+            raise missing_value("A json_schema format needs a schema.", f"{path}.text.format.schema")
         fields = msgspec.structs.asdict(param.text.format)
         text = {"format": {name: value for name, value in fields.items() if value is not None}}
     return wire.ConfigurationUpdate("", UNSET if param.reasoning is None else param.reasoning, text)

@@ -83,10 +83,10 @@ class TurnUsage(NamedTuple):
 
 
 def make_usage(
-    prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] | None = None
+    prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] = ()
 ) -> Usage:
     """Token counts as OpenAI's `usage` object, with vLLM's count of tool outputs."""
-    of_tools = sum(turn.tool_output for turn in turns or ())
+    of_tools = sum(turn.tool_output for turn in turns)
     return Usage(
         prompt, InputTokensDetails(cached), output, OutputTokensDetails(reasoning, of_tools), prompt + output
     )
@@ -311,15 +311,6 @@ class ResponseFacts:
 
 
 FACTS = tuple(ResponseFacts.__dataclass_fields__)
-ONLY_IN_LAST_EVENT = (
-    "input_messages",
-    "output_messages",
-    "prompt_logprobs",
-    "stop_reason",
-    "cumulative_logprob",
-    "accepted_prediction_tokens",
-    "rejected_prediction_tokens",
-)
 
 
 def build_response(
@@ -354,24 +345,26 @@ def build_response(
 def _usage(ending: Ending | None) -> Usage | None:
     if ending is None:
         return None
-    turns = ending.turns if len(ending.turns) > 1 else None
-    return make_usage(
-        ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
-    )
+    counts = (ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens)
+    return make_usage(*counts, ending.turns)
 
 
 class _LastResponse(msgspec.Struct):
     usage: Usage | None = None
-    input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
-    output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
-    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
-    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    input_messages: list[Any] | UnsetType = UNSET
+    output_messages: list[Any] | UnsetType = UNSET
+    prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    cumulative_logprob: float | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class _LastEvent(msgspec.Struct):
     response: _LastResponse
+
+
+ONLY_IN_LAST_EVENT = frozenset(_LastResponse.__struct_fields__) - {"usage"}
 
 
 def wants_token_dump(request: str | None) -> bool:

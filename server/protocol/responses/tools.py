@@ -3,8 +3,10 @@ custom tools, namespaces of both, MCP servers, the search for deferred tools, an
 client; others are ignored unless `tool_choice` names one.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,6 +21,7 @@ URLS_KEY = "holdfast/urls"
 """The entry of a browser result's `_meta` with the URL of its page, or the URLs that its search found."""
 MAX_URLS = 50
 
+ALLOWED_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
 
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
@@ -189,16 +192,7 @@ class ApplyPatchTool(_TypedTool, frozen=True, tag="apply_patch"):
 
 ClientTool = ShellTool | LocalShellTool | ApplyPatchTool
 Tool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearchTool | ClientTool
-TOOL_TYPES: dict[str, type[Tool]] = {
-    "function": FunctionTool,
-    "custom": CustomTool,
-    "namespace": NamespaceTool,
-    "mcp": McpTool,
-    TOOL_SEARCH: ToolSearchTool,
-    "shell": ShellTool,
-    "local_shell": LocalShellTool,
-    "apply_patch": ApplyPatchTool,
-}
+TOOL_TYPES: dict[str, type[Tool]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Tool)}
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -240,19 +234,12 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
         kind = element.get("type")
         if not isinstance(kind, str):
             raise InvalidRequest("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
-        if not is_served(element):
-            continue
-        tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
-    _refuse_duplicates(tools, path)
+        if is_served(element):
+            tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
+    for name, count in Counter(tool.name for tool in tools).items():
+        if count > 1:
+            raise invalid_value(f"There are two tools called '{name}'.", path)
     return tools
-
-
-def _refuse_duplicates(tools: list[Tool], path: str) -> None:
-    seen: set[str] = set()
-    for tool in tools:
-        if tool.name in seen:
-            raise invalid_value(f"There are two tools called '{tool.name}'.", path)
-        seen.add(tool.name)
 
 
 def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[str, str | None]:
@@ -280,14 +267,7 @@ def callable_names(tools: list[Tool]) -> set[str]:
                 names |= {inner.name for inner in tool.tools}
             case McpTool(label):
                 names |= {f"{label}__{inner.name}" for inner in tool.offered}
-            case (
-                FunctionTool()
-                | CustomTool()
-                | ToolSearchTool()
-                | ShellTool()
-                | LocalShellTool()
-                | ApplyPatchTool()
-            ):
+            case _:
                 names.add(tool.name)
     return names
 
@@ -332,13 +312,13 @@ def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str,
         return tuple(sorted(callable_names(list(matching))))
     if any(tool.name == named.type for tool in tools if isinstance(tool, ToolSearchTool | ClientTool)):
         return (named.type,)
-    if named.type in ("function", "custom") and named.name is None:
-        raise missing_parameter(f"{path}.name")
-    if named.type not in ("function", "custom") or named.name is None:
+    if named.type not in ("function", "custom"):
         raise unsupported_value(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
             "tool_choice",
         )
+    if named.name is None:
+        raise missing_parameter(f"{path}.name")
     return (named.name,)
 
 

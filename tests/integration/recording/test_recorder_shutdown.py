@@ -6,8 +6,8 @@ from server.generation.hosted_tools_of_response import HostedTools, ToolResult
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.prompting.engine_request import ResolvedRequest
 from server.prompting.turns import TurnBuilder
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.recording.recorder_messages import ToolCallFinished

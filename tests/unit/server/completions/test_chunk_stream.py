@@ -9,6 +9,7 @@ from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoic
 from server.completions.legacy import LegacyFormat
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
+from server.protocol.completions.requests import TextRequest
 from server.protocol.responses.events import error_frame, first_events, frame
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending, make_facts
 
@@ -18,10 +19,9 @@ LEGACY = LegacyFormat(
     created=1,
     model="m",
     include_usage=True,
+    request=TextRequest(model="m", prompt="", n=2),
     prompts=["Go"],
     first_tokens=["G"],
-    per_prompt=2,
-    generated_per_prompt=2,
 )
 SAID: list[Delta] = [ReasoningDelta("Hm"), TextDelta("a"), CallStart("look"), CallDelta("{}"), CallEnd()]
 

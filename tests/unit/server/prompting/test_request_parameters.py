@@ -14,8 +14,9 @@ from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
 from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
-from server.prompting.engine_request import MAX_LOGPROBS, ResolvedRequest, logprobs_limit, prepare
+from server.prompting.engine_request import MAX_LOGPROBS, logprobs_limit, prepare
 from server.prompting.served_model import LoadedModel
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledFormat

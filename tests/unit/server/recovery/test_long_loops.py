@@ -4,8 +4,8 @@ from engine.request import TokenUsage
 from server.generation.hosted_tools_of_response import PendingToolWork, ToolResult
 from server.generation.run import Run
 from server.model_formats.model_format import Prompt, PromptConversation, PromptTooLong
-from server.prompting.engine_request import ResolvedRequest
 from server.prompting.turns import first_decoding_spec, first_turn
+from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.responses.events import first_events
 from server.protocol.responses.items import ListedTool, encode_item
 from server.protocol.responses.request import CreateResponse
