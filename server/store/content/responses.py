@@ -302,15 +302,15 @@ def insert(
     response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
     """
     statement = _INSERT[new.previous_id is not None, replica is not None]
-    parameters = _parameters(new, input_items, first_events, replica)
-    return bool(connection.execute(statement, parameters).scalar_one())
+    ((count,),) = execute(connection, statement, _parameters(new, input_items, first_events, replica))
+    return bool(count)
 
 
 def committing_insert(
     new: NewResponse, input_items: Sequence[NewItem], first_events: Sequence[Event], replica: UUID | None
 ) -> tuple[str, list[object]]:
     """`insert` as query and values for `Database.scalar`, which commits it in one exchange with Postgres."""
-    query, names = _NUMBERED_INSERT[new.previous_id is not None, replica is not None]
+    query, names = _INSERT[new.previous_id is not None, replica is not None]
     parameters = _parameters(new, input_items, first_events, replica)
     return query, [parameters[name] for name in names]
 
@@ -385,14 +385,10 @@ _RUNNING = {
     "replica_id": ":replica_id",
     "started_at": "clock_timestamp()",
 }
-
 _QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
-
 _INSERT = {
-    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
+    (follows, runs): arrays.with_numbers(_insert_statement(follows, _RUNNING if runs else _QUEUED))
     for follows in (False, True)
     for runs in (False, True)
 }
 """Statements by whether the response follows another, and whether a replica runs it."""
-
-_NUMBERED_INSERT = {key: arrays.with_numbers(statement) for key, statement in _INSERT.items()}
