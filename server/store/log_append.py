@@ -72,26 +72,15 @@ def encode_rows(
     begin = 0
     while begin < len(events):
         first, end = events[begin], begin + 1
+        kind_item_and_part = first[1:4]
         if first.kind is Kind.WHOLE:
             body = first.body.encode()
         else:
-            while end < len(events) and events[end][1:4] == first[1:4]:  # kind, item and part
+            while end < len(events) and events[end][1:4] == kind_item_and_part:
                 end += 1
             body = msgspec.json.encode([event.body for event in events[begin:end]])
-        rows.append(
-            NewLogRow(
-                tenant,
-                response_id,
-                first.sequence_number,
-                end - begin,
-                first.kind,
-                first.output_index,
-                first.content_index,
-                attempt,
-                body,
-                tokens,
-            )
-        )
+        numbers = (first.sequence_number, end - begin, *kind_item_and_part, attempt)
+        rows.append(NewLogRow(tenant, response_id, *numbers, body, tokens))
         begin, tokens = end, None
     return rows
 
