@@ -81,10 +81,10 @@ def losses(connection: Connection, migration: Migration) -> Iterator[str]:
     for name in migration.lost:
         table, _, column = name.partition(".")
         condition = f"where {column} is not null" if column else ""
-        found = text(f"select exists (select from {table} {condition})")
+        query = text(f"select exists (select from {table} {condition})")
         try:
             with connection.begin_nested():
-                full = bool(connection.scalar(found))
+                full = bool(connection.scalar(query))
         except DBAPIError as error:
             if not is_statement_timeout(error):
                 raise
