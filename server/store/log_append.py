@@ -210,16 +210,12 @@ _FOLD = arrays.with_numbers(
         gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
-_WITH_GAPS = arrays.with_numbers(
-    text(
-        f"""
+_WITH_GAPS = arrays.with_numbers(f"""
     select array_agg(response_id) from (
         select h.response_id from response_events_hot h
         join {_KEYS} on h.tenant = e.tenant and h.response_id = e.id
         group by h.tenant, h.response_id having sum(n) <> max(first_seq + n)) as g
-    """
-    )
-)
+""")
 _UNFOLDED = text(
     """
     select h.tenant, h.response_id from response_events_hot h

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, select, text
+from sqlalchemy import Connection, Row, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.events import Event
@@ -85,7 +85,7 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 
 _FIELDS = tuple(StoredResponse.__dataclass_fields__)
 _GET = arrays.with_numbers(
-    text(f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}")
+    f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}"
 )
 
 
@@ -145,21 +145,18 @@ class End:
 _ENDING_TYPES = {
     name: arrays.type_name(responses.c[name]) for name in (*Ending.__dataclass_fields__, "turns")
 }
+_SET_ENDING = ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
 _ENDS = arrays.unnest(
     "e", {"tenant": "text", "id": "uuid", "attempt": "integer", "lifetime": "interval", **_ENDING_TYPES}
 )
-_FINISH = arrays.with_numbers(
-    text(
-        f"""
+_FINISH = arrays.with_numbers(f"""
     with ends as (select * from {_ENDS}), requests as materialized (
         select r.tenant, r.id, case
             when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
             then octet_length(r.asked::text) else 0 end as freed
         from ends e join responses r on r.tenant = e.tenant and r.id = e.id
     ), changed as (
-        update responses r set {
-            ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
-        },
+        update responses r set {_SET_ENDING},
             expires_at = coalesce(e.finished_at + e.lifetime, r.expires_at),
             asked = case when q.freed > 0 then null else r.asked end, size = r.size - q.freed
         from ends e join requests q using (tenant, id)
@@ -171,9 +168,7 @@ _FINISH = arrays.with_numbers(
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
-    """
-    )
-)
+""")
 """`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
 it, so it is read without a lock."""
 
@@ -332,7 +327,7 @@ _OWN_FIELDS = [name for name in NewResponse.__dataclass_fields__ if name != "fac
 _NEW_COLUMNS = [*FACTS, *(name for name in _OWN_FIELDS if name != "lifetime")]
 
 
-def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
+def _insert_statement(follows: bool, more: Mapping[str, str]) -> str:
     """An INSERT with further columns. The first response of a chain has no `root_id`.
 
     Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
@@ -352,8 +347,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             for share
         ),
         """
-    return text(
-        f"""
+    return f"""
         with {previous if follows else ""} response as (
             insert into responses ({", ".join(values)}) select {", ".join(values.values())}
             {"from previous" if follows else ""}
@@ -375,8 +369,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             insert into storage_changes (tenant, day, bytes)
             select tenant, {TODAY}, size + (select coalesce(sum(bytes), 0) from input) from response)
         select count(*) from response
-        """
-    )
+    """
 
 
 _RUNNING = {
