@@ -304,7 +304,7 @@ and younger ones, which may belong to an unstored response that still runs."""
 
 
 def strays(connection: Connection, tenant: str | None, key_seconds: float) -> Iterator[Stray]:
-    """What the searches find, at most MAX_STRAYS each; of keys without a response those of that age."""
+    """The findings of every search, at most MAX_STRAYS each; keys without a response from that age on."""
     for name, query in _SEARCHES.items():
         with snapshot(connection):
             parameters = {"tenant": tenant, "age": key_seconds, "most": MAX_STRAYS}

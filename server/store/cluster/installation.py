@@ -44,7 +44,7 @@ class Identity(NamedTuple):
 
 
 def identity(connection: Connection) -> Identity:
-    """Where this database is."""
+    """The cluster and the database of this connection."""
     try:
         with connection.begin_nested():
             system: str = connection.execute(_SYSTEM).scalar_one()

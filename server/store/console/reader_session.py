@@ -242,7 +242,7 @@ class AdminView(NamedTuple):
 
 
 def admin_views(connection: Connection) -> list[AdminView]:
-    """All of them, by name."""
+    """The views of the schema `admin`, by name."""
     views: dict[str, tuple[str, list[ViewColumn]]] = {}
     for view, about, name, kind, comment in connection.execute(_COLUMNS):
         views.setdefault(view, (about, []))[1].append(ViewColumn(name, kind, comment))

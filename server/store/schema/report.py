@@ -26,7 +26,7 @@ class LivingReplica:
     pid: int
     version: str
     revision: str
-    """The one of the schema that its release needs."""
+    """The revision of the schema that its release needs."""
     silent_seconds: float
 
 
@@ -53,7 +53,7 @@ class SchemaReport:
 
 
 def read_report(connection: Connection) -> SchemaReport:
-    """Reads it all. Raises DatabaseError."""
+    """Reads the report in the caller's transaction. Raises DatabaseError."""
     return SchemaReport(
         replicas=living_replicas(connection),
         invalid_indexes=[name for (name,) in connection.execute(text(_INVALID_INDEXES))],
