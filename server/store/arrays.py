@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from sqlalchemy import Column, Select, TextClause
+from sqlalchemy import Column, Select, TextClause, text
 from sqlalchemy.dialects import postgresql
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -83,15 +83,15 @@ def literal(values: Sequence[object]) -> str:
 def _element(value: object) -> str:
     if value is None:
         return "NULL"
-    text = f"\\x{value.hex()}" if type(value) is bytes else f"{value}"
-    if "\\" in text or '"' in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    element = f"\\x{value.hex()}" if type(value) is bytes else f"{value}"
+    if "\\" in element or '"' in element:
+        element = element.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{element}"'
 
 
-def with_numbers(statement: TextClause | Select[Any]) -> tuple[str, Sequence[str]]:
-    """The statement with parameters $1, $2, …, and their names in this order."""
-    compiled = statement.compile(dialect=_NUMBERED)
+def with_numbers(statement: str | TextClause | Select[Any]) -> tuple[str, Sequence[str]]:
+    """The statement, as SQL or SQLAlchemy's, with parameters $1, $2, …, and their names in this order."""
+    compiled = (text(statement) if isinstance(statement, str) else statement).compile(dialect=_NUMBERED)
     names = compiled.positiontup
     assert names is not None
     return str(compiled), names

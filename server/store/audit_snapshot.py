@@ -21,6 +21,7 @@ from server.protocol.ids import min_uuid_at
 from server.protocol.input_images import CONTENT_PREFIX
 from server.protocol.responses.events import Event
 from server.store import log_read
+from server.store.content.deletion import HIGHEST, LOWEST
 from server.store.content.images import batches
 from server.store.content.responses import StoredResponse
 from server.store.log_read import LOG_COLUMNS, STREAM_BODY, LogRow, hot_row
@@ -28,7 +29,6 @@ from server.store.schema import partitions
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
-_HIGHEST = UUID(int=2**128 - 1)
 _T = TypeVar("_T")
 _MAX_CLOCK_SKEW = timedelta(days=1)
 """An id's time is a server's, `created_at` the database's: the one only narrows the search for the other."""
@@ -178,12 +178,11 @@ def responses(
     connection: Connection, tenant: str, scope: Scope, grace_seconds: float, page: int = PAGE
 ) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
-    highest, left = _HIGHEST, scope.limit
-    lowest = UUID(int=0)
+    lowest, highest, remaining = LOWEST, HIGHEST, scope.limit
     if scope.since is not None:
         lowest = min_uuid_at(int((scope.since - _MAX_CLOCK_SKEW).timestamp() * 1000))
-    while left is None or left > 0:
-        size = page if left is None else min(left, page)
+    while remaining is None or remaining > 0:
+        size = page if remaining is None else min(remaining, page)
         bounds = {"highest": highest, "lowest": lowest, "since": scope.since, "page": size}
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
@@ -193,7 +192,7 @@ def responses(
         if len(rows) < size:
             return
         highest = UUID(int=rows[-1].id.int - 1)
-        left = None if left is None else left - size
+        remaining = None if remaining is None else remaining - size
 
 
 def _audited_responses(
@@ -227,9 +226,9 @@ class _GroupedRows:
     def of(self, response: UUID) -> list[Row[Any]]:
         if self._next is None or self._next[0] != response:
             return []
-        found = list(self._next[1])
+        rows = list(self._next[1])
         self._next = next(self._groups, None)
-        return found
+        return rows
 
 
 def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
@@ -305,7 +304,7 @@ and younger ones, which may belong to an unstored response that still runs."""
 
 
 def strays(connection: Connection, tenant: str | None, key_seconds: float) -> Iterator[Stray]:
-    """What the searches find, at most MAX_STRAYS each; of keys without a response those of that age."""
+    """The findings of every search, at most MAX_STRAYS each; keys without a response from that age on."""
     for name, query in _SEARCHES.items():
         with snapshot(connection):
             parameters = {"tenant": tenant, "age": key_seconds, "most": MAX_STRAYS}
@@ -347,7 +346,7 @@ _CONVERSATION_ITEMS = text(f"""
 
 def conversations(connection: Connection, tenant: str) -> Iterator[ConversationImages]:
     """The conversations of a tenant in which there may be pictures."""
-    after = UUID(int=0)
+    after = LOWEST
     while True:
         with snapshot(connection):
             ids = list(connection.scalars(_CONVERSATIONS, {"tenant": tenant, "after": after}))

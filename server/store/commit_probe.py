@@ -71,10 +71,10 @@ def fence(connection: Connection, replica: UUID, probe: Probe | None) -> tuple[d
 def _select(probe: Probe) -> str:
     """The tenant is written in hexadecimal: its name may have any character."""
     tenant = f"convert_from(decode('{probe.tenant.encode().hex()}', 'hex'), 'UTF8')"
-    place = f"tenant = {tenant} and response_id = '{probe.response_id}'"
+    response = f"tenant = {tenant} and response_id = '{probe.response_id}'"
     if probe.first_seq is None:
-        return f"select from usage_ledger where {place}"
-    return f"select from response_events_hot where {place} and first_seq = {probe.first_seq:d}"
+        return f"select from usage_ledger where {response}"
+    return f"select from response_events_hot where {response} and first_seq = {probe.first_seq:d}"
 
 
 _LOST = text(f"""

@@ -157,8 +157,10 @@ class Database:
         """
         self.url = url
         self.dedicated_url = direct_url or url
-        self._dedicated_pooled = pooled and direct_url is None
-        self._strict = strict
+        self.has_sessions = not pooled or direct_url is not None
+        """Whether a dedicated connection is a session of Postgres, in which LISTEN works."""
+        self.waits_for_disk = strict
+        """Whether every commit waits for the disk, not only those that call `commit_synchronously`."""
         self._closed = False
         self.outage = SharedOutage()
         self._pool_engine = create_engine(
@@ -186,16 +188,6 @@ class Database:
         event.listen(self._pool_engine, "connect", _note_beginning)
         event.listen(self._pool_engine, "checkin", self._checked_in)
         event.listen(self._pool_engine, "checkout", self._ping_on_checkout)
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether every commit waits for the disk, not only those that call `commit_synchronously`."""
-        return self._strict
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether a dedicated connection is a session of Postgres, in which LISTEN works."""
-        return not self._dedicated_pooled
 
     @property
     def disk_is_full(self) -> bool:
@@ -352,8 +344,8 @@ class Database:
         lose the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds
         statements with `begin`, which is a transaction only where a pooler is between.
         """
-        settings = {**(synchronous(self.dedicated_url) if self._strict else ASYNCHRONOUS), **limits}
-        pooled = self._dedicated_pooled
+        settings = {**(synchronous(self.dedicated_url) if self.waits_for_disk else ASYNCHRONOUS), **limits}
+        pooled = not self.has_sessions
         engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(self.dedicated_url, f"holdfast {name}", settings, pooled=pooled),

@@ -45,14 +45,14 @@ class OwnershipLost(Exception):
 
 def first_line(error: Exception) -> str:
     """The first line of the driver's message, without the statement and details, which may have content."""
-    said = str(getattr(error, "orig", None) or error).strip()
-    return said.partition("\n")[0] or type(error).__name__
+    message = str(getattr(error, "orig", None) or error).strip()
+    return message.partition("\n")[0] or type(error).__name__
 
 
 def in_one_line(error: Exception) -> str:
     """All that the driver says, without the statement, for an operator who has the error before them."""
-    said = str(getattr(error, "orig", None) or error)
-    return " ".join(said.split()).rstrip(".") or type(error).__name__
+    message = str(getattr(error, "orig", None) or error)
+    return " ".join(message.split()).rstrip(".") or type(error).__name__
 
 
 def is_unavailable(error: DatabaseError) -> bool:

@@ -32,6 +32,7 @@ from server.store.timeout_connection import with_network_timeouts
 SERVER = "holdfast_server"
 READER = "holdfast_reader"
 TENANT_READER = "holdfast_tenant_reader"
+ROLES = (SERVER, READER, TENANT_READER)
 Role = Literal["server", "reader"]
 APPEND_ONLY = frozenset({"audit_trail", "key_requirement"})
 """Tables to which the server adds rows and which it never changes."""
@@ -86,7 +87,7 @@ def create_roles(url: str) -> None:
 
 
 def _create_roles(connection: psycopg.Connection) -> None:
-    for role in (SERVER, READER, TENANT_READER):
+    for role in ROLES:
         _create_group(connection, role)
     for table in ALL_TABLES.tables.values():
         with connection.transaction():
@@ -101,7 +102,7 @@ def _create_roles(connection: psycopg.Connection) -> None:
 def create_groups(url: str) -> None:
     """Makes the three roles without rights, which a restored dump's policies name."""
     with _owner(url) as connection:
-        for role in (SERVER, READER, TENANT_READER):
+        for role in ROLES:
             _create_group(connection, role)
 
 
@@ -159,8 +160,8 @@ def _execute(
 def has_user(url: str, name: str) -> bool:
     """Whether there is a role with that name that can log in."""
     with _owner(url) as connection:
-        found = connection.execute("select 1 from pg_roles where rolname = %s and rolcanlogin", [name])
-        return found.rowcount > 0
+        query = "select 1 from pg_roles where rolname = %s and rolcanlogin"
+        return connection.execute(query, [name]).rowcount > 0
 
 
 def create_embedded_reader(url: str, name: str) -> None:
@@ -201,7 +202,7 @@ def list_users(url: str) -> list[DatabaseUser]:
         where g.rolname = any(%s) and m.rolcanlogin and m.rolname <> current_user order by 1
     """
     with _owner(url) as connection:
-        rows = connection.execute(query, [[SERVER, READER, TENANT_READER]]).fetchall()
+        rows = connection.execute(query, [list(ROLES)]).fetchall()
     return [
         DatabaseUser(name, "server" if group == SERVER else "reader", tuple(tenants))
         for name, group, tenants in rows
@@ -251,9 +252,9 @@ def _secure_rows(connection: psycopg.Connection, table: str) -> None:
     own = sql.SQL("role = current_user") if table == "reader_tenants" else sql.SQL("tenant in ") + _READABLE
     anything = sql.SQL("true")
     policies = ((SERVER, "all", anything), (READER, "select", anything), (TENANT_READER, "select", own))
-    made = connection.execute("select policyname from pg_policies where tablename = %s", [table]).fetchall()
+    rows = connection.execute("select policyname from pg_policies where tablename = %s", [table]).fetchall()
     for role, command, condition in policies:
-        if (role,) not in made:
+        if (role,) not in rows:
             policy: LiteralString = "create policy {0} on {1} for {2} to {0} using ({3})"
             _execute(connection, policy, role, table, sql.SQL(command), condition)
     enabled = connection.execute("select relrowsecurity from pg_class where oid = %s::regclass", [table])
@@ -267,10 +268,10 @@ def _grant_views(connection: psycopg.Connection) -> None:
     for view in VIEWS:
         for role in (SERVER, READER):
             _execute(connection, grant, view, role)
-    for role in (SERVER, READER, TENANT_READER):
+    for role in ROLES:
         _execute(connection, "grant usage on schema admin to {}", role)
     for (view,) in connection.execute(_ADMIN_VIEWS).fetchall():
-        for role in (SERVER, READER) if view in NOT_FOR_TENANTS else (SERVER, READER, TENANT_READER):
+        for role in (SERVER, READER) if view in NOT_FOR_TENANTS else ROLES:
             _execute(connection, grant, sql.Identifier("admin", view), role)
     for view, source in TENANT_VIEWS.items():
         _execute(connection, _CREATE_TENANT_VIEW, view, source, _READABLE)

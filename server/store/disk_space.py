@@ -42,8 +42,8 @@ class Disk:
         """Free bytes and the reserve, by statvfs; None for a disk that this process does not see."""
         if self._directory is None:
             return None
-        found = os.statvfs(self._directory)
-        return space_of(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, self._reserve)
+        disk = os.statvfs(self._directory)
+        return space_of(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, self._reserve)
 
     def shortage(self) -> Space | None:
         """The current space if that is short, by statvfs. Thread-safe."""

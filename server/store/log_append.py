@@ -72,26 +72,15 @@ def encode_rows(
     begin = 0
     while begin < len(events):
         first, end = events[begin], begin + 1
+        kind_item_and_part = first[1:4]
         if first.kind is Kind.WHOLE:
             body = first.body.encode()
         else:
-            while end < len(events) and events[end][1:4] == first[1:4]:  # kind, item and part
+            while end < len(events) and events[end][1:4] == kind_item_and_part:
                 end += 1
             body = msgspec.json.encode([event.body for event in events[begin:end]])
-        rows.append(
-            NewLogRow(
-                tenant,
-                response_id,
-                first.sequence_number,
-                end - begin,
-                first.kind,
-                first.output_index,
-                first.content_index,
-                attempt,
-                body,
-                tokens,
-            )
-        )
+        numbers = (first.sequence_number, end - begin, *kind_item_and_part, attempt)
+        rows.append(NewLogRow(tenant, response_id, *numbers, body, tokens))
         begin, tokens = end, None
     return rows
 
@@ -221,16 +210,12 @@ _FOLD = arrays.with_numbers(
         gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
-_WITH_GAPS = arrays.with_numbers(
-    text(
-        f"""
+_WITH_GAPS = arrays.with_numbers(f"""
     select array_agg(response_id) from (
         select h.response_id from response_events_hot h
         join {_KEYS} on h.tenant = e.tenant and h.response_id = e.id
         group by h.tenant, h.response_id having sum(n) <> max(first_seq + n)) as g
-    """
-    )
-)
+""")
 _UNFOLDED = text(
     """
     select h.tenant, h.response_id from response_events_hot h

@@ -83,7 +83,6 @@ FOLDED_ROWS: Final = f"""
     '[' || string_agg('[' || concat_ws(',', {LOG_COLUMNS}) || ']', ',' order by first_seq) || ']'
 """
 """SQL that aggregates rows of `response_events_hot` into the JSON of a folded stream of codec 2."""
-NO_ROWS: Final = "[]"
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
 """SQL of a folded stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
 _FOLDED = f"""
@@ -105,8 +104,8 @@ def hot_rows(
     connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[LogRow]:
     """The rows of a log that is not folded, from the one with sequence number `first` on, at most `limit`."""
-    place = {"tenant": tenant, "id": response_id, "first": first, "limit": limit}
-    return [hot_row(row) for row in connection.execute(_HOT, place)]
+    parameters = {"tenant": tenant, "id": response_id, "first": first, "limit": limit}
+    return [hot_row(row) for row in connection.execute(_HOT, parameters)]
 
 
 def read(
@@ -138,7 +137,7 @@ def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
 
 def _read_stream(connection: Connection, query: str, tenant: str, response_id: UUID) -> str:
     packed: str | None = connection.execute(text(query), {"tenant": tenant, "id": response_id}).scalar()
-    return packed if packed is not None else NO_ROWS
+    return packed or "[]"
 
 
 class LogProgress(NamedTuple):
@@ -256,15 +255,15 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
     if status not in ("queued", "in_progress"):
         return SubscriptionUpdate(watched, "ended", 0, [])
     try:
-        found = _events_of_columns(row[-_WIDTH:] for row in rows)
-        if found:
-            found[:0] = _events_of_columns([rows[0][2:-_WIDTH]])[-1:]
+        events = _events_of_columns(row[-_WIDTH:] for row in rows)
+        if events:
+            events[:0] = _events_of_columns([rows[0][2:-_WIDTH]])[-1:]
     except ValueError:  # msgspec's errors among them
         fields = response_fields(watched.response_id, watched.tenant)
         log.exception("the events of %s cannot be decoded", fields["response_id"], extra=fields)
         return SubscriptionUpdate(watched, "unreadable", 0, [])
-    if found:
-        return SubscriptionUpdate(watched, "running", found[-1].event.sequence_number + 1, found)
+    if events:
+        return SubscriptionUpdate(watched, "running", events[-1].event.sequence_number + 1, events)
     return SubscriptionUpdate(watched, "running", end or 0, [])
 
 

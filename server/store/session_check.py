@@ -56,16 +56,16 @@ def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
             row = connection.execute(_PROBE).fetchone()
             backend = connection.info.backend_pid
     except psycopg.Error as error:
-        said = str(error).strip()
-        if wrong := refusal(setting, said, pooled=pooled):
-            raise ConfigError(wrong) from error
-        raise no_answer(url, said) from error
+        message = str(error).strip()
+        if sentence := refusal(setting, message, pooled=pooled):
+            raise ConfigError(sentence) from error
+        raise no_answer(url, message) from error
     assert row is not None
     limit, pid, name, started = row
-    found = SessionProbe(limit == REQUEST_TIMEOUTS["statement_timeout"], pid == backend, (name, started))
-    if wrong := complaint(setting, found):
-        raise ConfigError(wrong)
-    return found
+    session = SessionProbe(limit == REQUEST_TIMEOUTS["statement_timeout"], pid == backend, (name, started))
+    if sentence := complaint(setting, session):
+        raise ConfigError(sentence)
+    return session
 
 
 def require_session(setting: str, url: str) -> None:
@@ -97,7 +97,7 @@ def _backend_of(connection: psycopg.Connection) -> int:
 
 def no_answer(url: str, message: str) -> ConfigError:
     """The error for a failed connection: a DatabaseAway, unless trying again would not help."""
-    passes = any(said in message for said in _PASSING_REFUSALS)
+    passes = any(words in message for words in _PASSING_REFUSALS)
     kind = DatabaseAway if passes or not accepts_connections(url) else ConfigError
     return kind(f"The database does not answer: {' '.join(message.split()).rstrip('.')}.")
 
@@ -117,7 +117,7 @@ def refusal(setting: str, message: str, *, pooled: bool) -> str | None:
     first = message.strip().partition("\n")[0].rpartition("FATAL:")[2].strip()
     if _STATEMENT_MODE in message:
         return f"{setting} leads to a pooler that pools statements: set its mode to transaction."
-    if not any(said in message for said in _REFUSALS):
+    if not any(words in message for words in _REFUSALS):
         return None
     if pooled:
         return f"The pooler refuses a parameter of {setting} ({first}): remove it from the URL."
@@ -126,9 +126,9 @@ def refusal(setting: str, message: str, *, pooled: bool) -> str | None:
     return f"{setting} leads to a pooler ({first}), not to Postgres itself."
 
 
-def complaint(setting: str, found: SessionProbe) -> str | None:
+def complaint(setting: str, session: SessionProbe) -> str | None:
     """A sentence about the fault of a URL that answers; None if its time limits hold."""
-    if found.keeps_settings:
+    if session.keeps_settings:
         return None
     if setting == "database-url":
         return f"{setting} leads to a pooler that drops the settings of a session: {_ADVICE}."

@@ -28,7 +28,7 @@ from sqlalchemy.types import (
 
 ALL_TABLES: Final = MetaData()
 TIME: Final = DateTime(timezone=True)
-_TOKENS: Final = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+TOKENS: Final = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
 def table(name: str, *columns: Iterable[Column[Any]]) -> Table:
@@ -65,7 +65,7 @@ def _limits() -> Iterable[Column[Any]]:
 
 
 def _usage_sums() -> Iterable[Column[Any]]:
-    return chain(required(BigInteger, "responses", *_TOKENS, "unpriced"), required(Numeric, "cost"))
+    return chain(required(BigInteger, "responses", *TOKENS, "unpriced"), required(Numeric, "cost"))
 
 
 replicas = table(
@@ -92,7 +92,7 @@ responses = tenant_table(
     optional(TIME, "cancel_requested_at"),
     required(TIME, "created_at"),
     optional(TIME, "queued_at", "started_at", "first_token_at", "finished_at", "expires_at", "deleted_at"),
-    optional(Integer, *_TOKENS),
+    optional(Integer, *TOKENS),
     optional(JSON, "turns"),
     optional(Text, "error_code", "error_message", "incomplete_reason", "key_id"),
     required(JSON, "request"),
@@ -233,7 +233,7 @@ usage_ledger = tenant_table(
     optional(Text, "key_id"),
     required(Text, "model", "status"),
     required(Boolean, "stored"),
-    required(Integer, *_TOKENS),
+    required(Integer, *TOKENS),
     required(TIME, "started_at", "finished_at"),
     optional(Text, "request_id"),
     optional(Double, "queue_seconds", "prefill_seconds"),

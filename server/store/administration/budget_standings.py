@@ -148,8 +148,7 @@ def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Sta
     """The standing of each of the owners in its current period, in their order."""
     if not owners:
         return []
-    found = connection.execute(_STANDINGS, arrays.fields(BudgetOwner, owners))
-    return [Standing(*row) for row in found]
+    return [Standing(*row) for row in connection.execute(_STANDINGS, arrays.fields(BudgetOwner, owners))]
 
 
 def of_keys(connection: Connection, keys: Sequence[StoredKey]) -> dict[str, Standing]:

@@ -66,8 +66,7 @@ _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USA
 _OF_FACTS = [name for name in FACTS if name in _NO_USAGE]
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
-_METER = arrays.with_numbers(
-    text(f"""
+_METER = arrays.with_numbers(f"""
     with entries as (
         select * from {arrays.unnest("e", _USAGE_TYPES)}
     ), metered as (
@@ -78,7 +77,6 @@ _METER = arrays.with_numbers(
     settled as ({budget_standings.SETTLE})
     {usage_days.ADD}
 """)
-)
 """Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in
 place of what was reserved, and the changes of the days' sums."""
 

@@ -109,9 +109,9 @@ def insert_key(
     row = insert(api_keys).values(
         tenant=tenant, id=key_id, digest=digest, first_key=first_key, **_values(properties)
     )
-    made = connection.execute(row.on_conflict_do_nothing().returning(api_keys.c.id))
+    inserted = connection.execute(row.on_conflict_do_nothing().returning(api_keys.c.id))
     require_key(connection)
-    return made.first() is not None
+    return inserted.first() is not None
 
 
 def any_exist(connection: Connection) -> bool:

@@ -47,8 +47,12 @@ def settings_of_row(columns: Mapping[Any, Any]) -> TenantSettings:
     """The settings in a row with SETTINGS_COLUMNS; the server's if the tenant has no row."""
     if columns[_PREFIX + "row"] is None:
         return SERVER_SETTINGS
-    own = {name: columns[_PREFIX + name] for name in _OWN}
-    return TenantSettings(**own, limits=limits_of_row(columns, _PREFIX))
+    return _settings(columns, _PREFIX)
+
+
+def _settings(columns: Mapping[Any, Any], prefix: str = "") -> TenantSettings:
+    own = {name: columns[prefix + name] for name in _OWN}
+    return TenantSettings(**own, limits=limits_of_row(columns, prefix))
 
 
 def _values(contact: str, settings: TenantSettings) -> dict[str, Any]:
@@ -57,10 +61,7 @@ def _values(contact: str, settings: TenantSettings) -> dict[str, Any]:
 
 
 def _tenant(row: Row[Any]) -> StoredTenant:
-    columns = row._mapping
-    own = {name: columns[name] for name in _OWN}
-    settings = TenantSettings(**own, limits=limits_of_row(columns))
-    return StoredTenant(row.tenant, row.contact, row.created_at, settings)
+    return StoredTenant(row.tenant, row.contact, row.created_at, _settings(row._mapping))
 
 
 def insert_tenant(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> bool:

@@ -8,26 +8,26 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
+from server.store.tables import TOKENS
+
 FOLD_ROWS = 64
 """Fewer changes are left for later."""
 _MAX_FOLDED = 2_000
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
 _GROUPS = "tenant, day, key_id, model, kind, status, error_code"
-_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
-_SUMS = ("responses", *_TOKENS, "cost", "unpriced")
+_SUMS = ("responses", *TOKENS, "cost", "unpriced")
 _COLUMNS = ", ".join(_SUMS)
 _TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
 RETURNED: Final = (
-    "tenant, finished_at, key_id, model, kind, status, error_code, end_user, input_tokens, cached_tokens,"
-    " output_tokens, reasoning_tokens, cost"
+    f"tenant, finished_at, key_id, model, kind, status, error_code, end_user, {', '.join(TOKENS)}, cost"
 )
 """The columns of the ledger that ADD reads."""
 ADD: Final = f"""
     insert into usage_changes ({_GROUPS}, end_user, {_COLUMNS})
     select tenant, cast(finished_at at time zone 'utc' as date), coalesce(key_id, ''), model, kind,
         status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
-        sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
+        {", ".join(f"sum({name})" for name in TOKENS)},
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
     from metered group by 1, 2, 3, 4, 5, 6, 7, 8
 """

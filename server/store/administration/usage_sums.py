@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, text
 
 from server.protocol.list_pages import PageRequest
 from server.store.console.time_limit import limit_time
+from server.store.tables import TOKENS
 
 MAX_GROUPS: Final = 50
 """The length of a list of the largest groups."""
@@ -261,18 +262,15 @@ def _sums(
     failed = (
         "null::bigint" if users else "coalesce(sum(responses) filter (where status = 'failed'), 0)::bigint"
     )
+    counts = ", ".join(
+        f"coalesce(sum({name}), 0)::bigint as {name}" for name in ("responses", *TOKENS, "unpriced")
+    )
     assert not absent & set(grouped)
     source = "admin.users_daily" if users else "admin.usage_daily" if filters.has_whole_days else _LEDGER
     conditions, _ = _conditions(filters)
     return f"""
         select {part} as part, {", ".join(shown)},
-            coalesce(sum(responses), 0)::bigint as responses,
-            {failed} as failed,
-            coalesce(sum(input_tokens), 0)::bigint as input_tokens,
-            coalesce(sum(cached_tokens), 0)::bigint as cached_tokens,
-            coalesce(sum(output_tokens), 0)::bigint as output_tokens,
-            coalesce(sum(reasoning_tokens), 0)::bigint as reasoning_tokens,
-            coalesce(sum(cost), 0) as cost, coalesce(sum(unpriced), 0)::bigint as unpriced
+            {failed} as failed, coalesce(sum(cost), 0) as cost, {counts}
         from {source} as sums
         where day between :first and :last {conditions} {where} group by grouping sets ({sets})
     """

@@ -44,7 +44,7 @@ _WAITING = _ASKED.join(
 
 
 def waiting_page(connection: Connection, tenant: str | None, asked: PageRequest) -> list[WaitingApproval]:
-    """Those of a tenant, or of all, by age, one more than the limit. Raises InvalidRequest."""
+    """Waiting calls of a tenant, or of all, by age, one more than the limit. Raises InvalidRequest."""
     query = _WAITING if tenant is None else _WAITING.where(items.c.tenant == tenant)
     kind = "a request for approval"
     rows = rows_after(connection, query, _ORDER, asked, among=_ASKED, kind=kind)
@@ -52,6 +52,6 @@ def waiting_page(connection: Connection, tenant: str | None, asked: PageRequest)
 
 
 def find(connection: Connection, approval: str) -> WaitingApproval | None:
-    """The one with this id; None if it does not wait."""
+    """The request for approval with this id; None if it does not wait."""
     row = connection.execute(_WAITING.where(items.c.id == approval)).first()
     return WaitingApproval(*row) if row else None

@@ -72,7 +72,7 @@ class ClusterOverview:
 
 
 def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOverview:
-    """Reads it in the caller's transaction. What waits for its partition to be dropped is not overdue."""
+    """Reads the overview in the caller's transaction. Rows that go with their partition are not overdue."""
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
     ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)

@@ -44,7 +44,7 @@ class Identity(NamedTuple):
 
 
 def identity(connection: Connection) -> Identity:
-    """Where this database is."""
+    """The cluster and the database of this connection."""
     try:
         with connection.begin_nested():
             system: str = connection.execute(_SYSTEM).scalar_one()
@@ -55,22 +55,22 @@ def identity(connection: Connection) -> Identity:
     return Identity(system, connection.execute(_DATABASE).scalar_one())
 
 
-def is_copy(recorded: Identity, found: Identity) -> bool:
+def is_copy(recorded: Identity, current: Identity) -> bool:
     """Whether the data has come to another database than the recorded one, as far as both are known. Pure."""
-    known = recorded.system and found.system
-    return recorded.oid != found.oid or bool(known and recorded.system != found.system)
+    known = recorded.system and current.system
+    return recorded.oid != current.oid or bool(known and recorded.system != current.system)
 
 
 def recognise(connection: Connection) -> int:
     """Records where the data is, holds what is unfinished of a copy, and returns how many are held."""
-    found = identity(connection)
-    parameters = {"system": found.system, "oid": found.oid}
+    current = identity(connection)
+    parameters = current._asdict()
     connection.execute(_RECORD, parameters)
     recorded = Identity(*connection.execute(_LOCK).one())
-    if is_copy(recorded, found):
+    if is_copy(recorded, current):
         commit_synchronously(connection)
         connection.execute(_HOLD)
-    if recorded != found:
+    if recorded != current:
         connection.execute(_MOVE, parameters)
     return count_held(connection)
 

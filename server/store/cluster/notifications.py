@@ -183,16 +183,13 @@ class Notifier(Worker):
         if self._connection is None:
             limits = {**REQUEST_TIMEOUTS, **ASYNCHRONOUS}
             self._connection = self._database.dedicated_connection("notifier", autocommit=True, limits=limits)
-            self._listen_if_possible(self._connection)
+            try:
+                listen(self._connection)
+            except TransientError:
+                raise
+            except DatabaseError as error:
+                log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
         return self._connection
-
-    def _listen_if_possible(self, connection: Connection) -> None:
-        try:
-            listen(connection)
-        except TransientError:
-            raise
-        except DatabaseError as error:
-            log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

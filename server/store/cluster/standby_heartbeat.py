@@ -145,10 +145,10 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         pass
     try:
-        found = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, check=False)
+        listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, check=False)
     except OSError:
         return False
-    return found.stdout.strip().startswith(b"T")
+    return listed.stdout.strip().startswith(b"T")
 
 
 class _HeartbeatWriter:

@@ -72,13 +72,13 @@ class Cluster(NamedTuple):
     running_count: int
     queued_count: int
     idle_count: int
-    """Those of the queue that wait for idle capacity, in a completion window."""
+    """Responses of the queue that wait for idle capacity, in a completion window."""
     first_window_left: timedelta | None
     """Until the first of their windows ends."""
 
 
 def read_cluster(connection: Connection) -> Cluster:
-    """All of it, in one transaction of the caller's. Raises TimeOver."""
+    """Reads the lists and counts in the caller's transaction. Raises TimeOver."""
     with limit_time(connection):
         lists = (connection.execute(query).all() for query in (_REPLICAS, _RUNNING, _QUEUED))
         replicas, running, queued = lists

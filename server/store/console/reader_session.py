@@ -12,7 +12,7 @@ a value of 1 GB is not sent. `admin_views` lists the views to query.
 import contextlib
 import re
 import resource
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
@@ -151,9 +151,9 @@ def _require_reading(connection: TimeoutConnection, query: str) -> None:
     if _ESCAPED_NAME in lowered:
         raise QueryFailed('Write names without escapes: U&"…" is refused.')
     names = list(set(_NAME.findall(lowered)))
-    found = connection.execute(_CALLED, [names, list(HARMLESS), list(WITH_EFFECT)]).fetchone()
-    if found is not None and found[0] is not None:
-        raise QueryFailed(f"This page only reads, and {found[0]} may do more; a session of psql may call it.")
+    row = connection.execute(_CALLED, [names, list(HARMLESS), list(WITH_EFFECT)]).fetchone()
+    if row is not None and row[0] is not None:
+        raise QueryFailed(f"This page only reads, and {row[0]} may do more; a session of psql may call it.")
 
 
 def _limit_memory(pid: int) -> None:
@@ -192,8 +192,9 @@ def _read(connection: TimeoutConnection, query: str) -> tuple[list[tuple[str | N
     """The rows up to the limits, and which limit has cut them. What is not read any more is cancelled."""
     rows: list[tuple[str | None, ...]] = []
     size = 0
-    with connection.cursor() as cursor, closing(_stream(cursor, query)) as found:
-        for row in found:
+    # `stream` gives a generator, which cancels the query when it is closed.
+    with connection.cursor() as cursor, closing(cursor.stream(query.encode())) as stream:
+        for row in stream:
             size += sum(len(value.encode()) for value in row if value is not None)
             if size > MAX_BYTES:
                 return (
@@ -207,23 +208,16 @@ def _read(connection: TimeoutConnection, query: str) -> tuple[list[tuple[str | N
     return rows, f"Values are cut after {MAX_VALUE_CHARS:,} characters." if is_cut else ""
 
 
-def _stream(
-    cursor: psycopg.Cursor[tuple[str | None, ...]], query: str
-) -> Generator[tuple[str | None, ...], None, None]:
-    """The rows one by one; closing it cancels the query."""
-    yield from cursor.stream(query.encode())
-
-
 def _sentence(error: psycopg.Error) -> str:
     """The database's message about a query, in one line."""
     known = _SENTENCES.get(error.sqlstate or "")
-    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    if "multiple commands" in said:
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    if "multiple commands" in message:
         return "Write one statement, not several."
     if error.sqlstate is None:
-        return f"The database does not answer: {said or 'the connection was lost'}."
+        return f"The database does not answer: {message or 'the connection was lost'}."
     hint = f" {error.diag.message_hint}" if error.diag.message_hint and known is None else ""
-    return known or f"{said[:1].upper()}{said[1:].rstrip('.')}.{hint}"
+    return known or f"{message[:1].upper()}{message[1:].rstrip('.')}.{hint}"
 
 
 _COLUMNS = text("""
@@ -248,8 +242,8 @@ class AdminView(NamedTuple):
 
 
 def admin_views(connection: Connection) -> list[AdminView]:
-    """All of them, by name."""
-    found: dict[str, tuple[str, list[ViewColumn]]] = {}
+    """The views of the schema `admin`, by name."""
+    views: dict[str, tuple[str, list[ViewColumn]]] = {}
     for view, about, name, kind, comment in connection.execute(_COLUMNS):
-        found.setdefault(view, (about, []))[1].append(ViewColumn(name, kind, comment))
-    return [AdminView(f"admin.{view}", about, columns) for view, (about, columns) in found.items()]
+        views.setdefault(view, (about, []))[1].append(ViewColumn(name, kind, comment))
+    return [AdminView(f"admin.{view}", about, columns) for view, (about, columns) in views.items()]

@@ -147,12 +147,12 @@ def read_detail(connection: Connection, response: UUID, *, contents: bool) -> Re
     if facts is None:
         return None
     of = {"tenant": facts["tenant"], "id": response}
-    request = read_request(connection, facts["tenant"], response) if contents else None
+    request, asked = read_request(connection, facts["tenant"], response) if contents else (None, None)
     conversation = {"tenant": facts["tenant"], "conversation": facts["conversation_id"]}
     return ResponseDetail(
         facts=facts,
-        request=request[0] if request else None,
-        asked=request[1] if request else None,
+        request=request,
+        asked=asked,
         inputs=_items(connection, of, stored_items.INPUT) if contents else [],
         outputs=_items(connection, of, stored_items.OUTPUT) if contents else [],
         chain=_relatives(connection, _ANCESTORS, of, contents=contents),
@@ -181,8 +181,8 @@ def _items(connection: Connection, of: Mapping[str, object], side: int) -> list[
 def _relatives(
     connection: Connection, query: Any, of: Mapping[str, object], *, contents: bool
 ) -> list[Relative]:
-    found = [Relative(*row) for row in connection.execute(query, of)]
-    return found if contents else [relative._replace(input=None) for relative in found]
+    relatives = [Relative(*row) for row in connection.execute(query, of)]
+    return relatives if contents else [relative._replace(input=None) for relative in relatives]
 
 
 def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list[StoredItem]:
@@ -213,8 +213,8 @@ def input_items(
     """
     of = {"tenant": tenant, "id": response, "conversation": conversation, "created_at": created_at}
     before = list(connection.scalars(_CONVERSATION_BEFORE, of)) if conversation else []
-    found = [*before, *stored_items.input_items(connection, tenant, response)]
-    return found if len(found) <= MAX_INPUT_ITEMS else None
+    items = [*before, *stored_items.input_items(connection, tenant, response)]
+    return items if len(items) <= MAX_INPUT_ITEMS else None
 
 
 MAX_STREAM_BYTES: Final = 64 * 1024 * 1024

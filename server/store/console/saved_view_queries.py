@@ -53,12 +53,12 @@ def insert_view(
     """The new view's id; None if the page has one with that name."""
     values = {"page": page, "name": name, "content": content, "created_by": created_by}
     row = insert(saved_views).values(id=func.gen_random_uuid(), **values)
-    made: UUID | None = connection.execute(row.on_conflict_do_nothing().returning(_COLUMNS.id)).scalar()
-    return made
+    id_: UUID | None = connection.execute(row.on_conflict_do_nothing().returning(_COLUMNS.id)).scalar()
+    return id_
 
 
 def delete_view(connection: Connection, view: UUID) -> SavedView | None:
     """The view that was deleted; None if there is none."""
-    removed = delete(saved_views).where(_COLUMNS.id == view)
-    row = connection.execute(removed.returning(*(_COLUMNS[name] for name in SavedView._fields))).first()
+    removal = delete(saved_views).where(_COLUMNS.id == view)
+    row = connection.execute(removal.returning(*_SELECT.selected_columns)).first()
     return None if row is None else SavedView(*row)

@@ -149,12 +149,12 @@ def update_metadata(
     return ConversationRow(*row) if row else None
 
 
-def append(connection: Connection, tenant: str, held: ConversationRow, new: Sequence[NewItem]) -> None:
+def append(connection: Connection, tenant: str, locked: ConversationRow, new: Sequence[NewItem]) -> None:
     """Appends items, with their pictures, to a locked conversation. Raises ImageRemoved."""
-    parameters = {"tenant": tenant, "id": held.id, "next": held.next_position}
+    parameters = {"tenant": tenant, "id": locked.id, "next": locked.next_position}
     connection.execute(_APPEND, {**parameters, **item_columns(new)})
-    images.insert(connection, tenant, held.id, [(item.id, image) for item in new for image in item.images])
-    _advance_position(connection, tenant, held.id, len(new))
+    images.insert(connection, tenant, locked.id, [(item.id, image) for item in new for image in item.images])
+    _advance_position(connection, tenant, locked.id, len(new))
 
 
 def append_response(connection: Connection, tenant: str, conversation: UUID, response_id: UUID) -> None:

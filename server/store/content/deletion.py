@@ -181,11 +181,11 @@ def purge_batch(
     started = slice_started = clock()
     longest = 0.0
     done = PurgeBatch(0, 0, False)
-    left = list(ranges)
+    unpurged = list(ranges)
     while True:
-        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows, left[0])
-        if not part.moved and len(left) > 1:
-            del left[0]
+        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows, unpurged[0])
+        if not part.moved and len(unpurged) > 1:
+            del unpurged[0]
             continue
         done = PurgeBatch(
             done.responses + part.responses,
@@ -202,10 +202,10 @@ def purge_batch(
 
 def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[ExpiredResponse]:
     """The leading responses whose rows fit into `room`; the first of a batch always fits. Pure."""
-    taken = 0
+    rows = 0
     for index, candidate in enumerate(due):
-        taken += candidate.weight
-        if taken > room and (index > 0 or room < MAX_BATCH_ROWS):
+        rows += candidate.weight
+        if rows > room and (index > 0 or room < MAX_BATCH_ROWS):
             return due[:index]
     return due
 
@@ -252,7 +252,7 @@ def remove_rows(connection: Connection, keys: Collection[ResponseKey]) -> int:
 
 def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:
     statement = text(_DUE.replace("EXPIRED", expired.condition("r.id", "r.expires_at")))
-    found = connection.execute(statement, {"quiet": quiet_seconds, "limit": _SLICE})
+    rows = connection.execute(statement, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
         ExpiredResponse(
             ResponseKey(tenant, id_),
@@ -260,7 +260,7 @@ def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRang
             live,
             weight=1 + live + items,
         )
-        for tenant, id_, previous, live, items in found
+        for tenant, id_, previous, live, items in rows
     ]
 
 

@@ -90,7 +90,7 @@ def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
     Transactions that lock several pictures lock them in the order of tenant and digest, and lock all of them
     here at once, so that they cannot deadlock.
     """
-    for tenant, group in groupby(sorted(uses, key=lambda use: use.tenant), key=lambda use: use.tenant):
+    for tenant, group in groupby(sorted(uses, key=attrgetter("tenant")), key=attrgetter("tenant")):
         own = list(group)
         _store(connection, tenant, [use.image for use in own])
         named = sorted({(use.owner, use.item_id, use.image.digest) for use in own})

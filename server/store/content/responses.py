@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, select, text
+from sqlalchemy import Connection, Row, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.events import Event
@@ -85,7 +85,7 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 
 _FIELDS = tuple(StoredResponse.__dataclass_fields__)
 _GET = arrays.with_numbers(
-    text(f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}")
+    f"select {', '.join(_FIELDS)} from responses where tenant = :tenant and id = :id and {READABLE}"
 )
 
 
@@ -145,21 +145,18 @@ class End:
 _ENDING_TYPES = {
     name: arrays.type_name(responses.c[name]) for name in (*Ending.__dataclass_fields__, "turns")
 }
+_SET_ENDING = ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
 _ENDS = arrays.unnest(
     "e", {"tenant": "text", "id": "uuid", "attempt": "integer", "lifetime": "interval", **_ENDING_TYPES}
 )
-_FINISH = arrays.with_numbers(
-    text(
-        f"""
+_FINISH = arrays.with_numbers(f"""
     with ends as (select * from {_ENDS}), requests as materialized (
         select r.tenant, r.id, case
             when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
             then octet_length(r.asked::text) else 0 end as freed
         from ends e join responses r on r.tenant = e.tenant and r.id = e.id
     ), changed as (
-        update responses r set {
-            ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
-        },
+        update responses r set {_SET_ENDING},
             expires_at = coalesce(e.finished_at + e.lifetime, r.expires_at),
             asked = case when q.freed > 0 then null else r.asked end, size = r.size - q.freed
         from ends e join requests q using (tenant, id)
@@ -171,9 +168,7 @@ _FINISH = arrays.with_numbers(
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
-    """
-    )
-)
+""")
 """`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
 it, so it is read without a lock."""
 
@@ -302,15 +297,15 @@ def insert(
     response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
     """
     statement = _INSERT[new.previous_id is not None, replica is not None]
-    parameters = _parameters(new, input_items, first_events, replica)
-    return bool(connection.execute(statement, parameters).scalar_one())
+    ((count,),) = execute(connection, statement, _parameters(new, input_items, first_events, replica))
+    return bool(count)
 
 
 def committing_insert(
     new: NewResponse, input_items: Sequence[NewItem], first_events: Sequence[Event], replica: UUID | None
 ) -> tuple[str, list[object]]:
     """`insert` as query and values for `Database.scalar`, which commits it in one exchange with Postgres."""
-    query, names = _NUMBERED_INSERT[new.previous_id is not None, replica is not None]
+    query, names = _INSERT[new.previous_id is not None, replica is not None]
     parameters = _parameters(new, input_items, first_events, replica)
     return query, [parameters[name] for name in names]
 
@@ -332,7 +327,7 @@ _OWN_FIELDS = [name for name in NewResponse.__dataclass_fields__ if name != "fac
 _NEW_COLUMNS = [*FACTS, *(name for name in _OWN_FIELDS if name != "lifetime")]
 
 
-def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
+def _insert_statement(follows: bool, more: Mapping[str, str]) -> str:
     """An INSERT with further columns. The first response of a chain has no `root_id`.
 
     Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
@@ -352,8 +347,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             for share
         ),
         """
-    return text(
-        f"""
+    return f"""
         with {previous if follows else ""} response as (
             insert into responses ({", ".join(values)}) select {", ".join(values.values())}
             {"from previous" if follows else ""}
@@ -375,8 +369,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             insert into storage_changes (tenant, day, bytes)
             select tenant, {TODAY}, size + (select coalesce(sum(bytes), 0) from input) from response)
         select count(*) from response
-        """
-    )
+    """
 
 
 _RUNNING = {
@@ -385,14 +378,10 @@ _RUNNING = {
     "replica_id": ":replica_id",
     "started_at": "clock_timestamp()",
 }
-
 _QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
-
 _INSERT = {
-    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
+    (follows, runs): arrays.with_numbers(_insert_statement(follows, _RUNNING if runs else _QUEUED))
     for follows in (False, True)
     for runs in (False, True)
 }
 """Statements by whether the response follows another, and whether a replica runs it."""
-
-_NUMBERED_INSERT = {key: arrays.with_numbers(statement) for key, statement in _INSERT.items()}

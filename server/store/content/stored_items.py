@@ -38,11 +38,7 @@ def insert_items_of(
     rows = [(*owner, index, item) for *owner, new in of for index, item in enumerate(new)]
     if rows:
         tenants, responses_, indexes, new_items = zip(*rows, strict=True)
-        owners = {
-            "tenants": literal(tenants),
-            "responses": literal(responses_),
-            "indexes": literal(indexes),
-        }
+        owners = {"tenants": literal(tenants), "responses": literal(responses_), "indexes": literal(indexes)}
         execute_later(connection, _INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
 
 
@@ -77,14 +73,14 @@ def _read_items(
 
 def get_item(connection: Connection, tenant: str, item_id: str, response: UUID | None = None) -> str | None:
     """The JSON of one item of that response, or of the newest one that has it and exists for readers."""
-    found = (
+    query = (
         select(items.c.payload)
         .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
         .where(items.c.tenant == tenant, items.c.id == item_id, READABLE)
     )
     if response is not None:  # in one partition instead of all
-        found = found.where(items.c.response_id == response, responses.c.id == response)
-    return connection.execute(found.order_by(items.c.response_id.desc()).limit(1)).scalar()
+        query = query.where(items.c.response_id == response, responses.c.id == response)
+    return connection.execute(query.order_by(items.c.response_id.desc()).limit(1)).scalar()
 
 
 class HistorySize(NamedTuple):

@@ -128,8 +128,8 @@ def refuse_unknown(connection: Connection, tenant: str) -> None:
 
 def counts(connection: Connection, tenant: str) -> Counter[str]:
     """A tenant's rows by table, each counted up to COUNTED, without tables that have none."""
-    found: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
     for table in tenant_tables():
         query = f"select count(*) from (select from {table} where tenant = :tenant limit {COUNTED}) as rows"
-        found[table] = connection.execute(text(query), {"tenant": tenant}).scalar_one()
-    return +found
+        rows[table] = connection.execute(text(query), {"tenant": tenant}).scalar_one()
+    return +rows

@@ -7,11 +7,11 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.store.content import conversations
+from server.store.content.deletion import LOWEST
 from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 
 PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
-_LOWEST: Final = UUID(int=0)
 _RESPONSES = text(f"""
     select (array_agg(id order by id desc))[1] as last, -1 as position,
         array_agg(id) filter (where own) as found,
@@ -56,19 +56,19 @@ class Walk:
         self._subject = subject
         self.found = UserRows()
         self._left = [(_RESPONSES, self.found.responses), (_LINES, self.found.lines), (_CONVERSATIONS, [])]
-        self._after, self._position = _LOWEST, -1
+        self._after, self._position = LOWEST, -1
 
     def step(self, connection: Connection) -> bool:
         """Looks at the next page, in a transaction of its own; False at the end."""
         if not self._left:
             return False
-        query, found = self._left[0]
-        place = {"after": self._after, "position": self._position}
-        row = connection.execute(query, {**self._subject.parameters, **place}).one()
-        self._after, self._position = row.last or _LOWEST, row.position if row.last else -1
+        query, ids = self._left[0]
+        last = {"after": self._after, "position": self._position}
+        row = connection.execute(query, {**self._subject.parameters, **last}).one()
+        self._after, self._position = row.last or LOWEST, row.position if row.last else -1
         if row.last is None:
             del self._left[0]
-        found += row.found or ()
+        ids += row.found or ()
         self.found.conversations.update(row.also or ())
         return True
 

@@ -100,8 +100,8 @@ class _Build:
     def _is_valid(self, name: str) -> bool | None:
         """None if there is no such index."""
         query = "select indisvalid from pg_index where indexrelid = to_regclass(:name)"
-        found: bool | None = self._connection.scalar(text(query), {"name": name})
-        return found
+        is_valid: bool | None = self._connection.scalar(text(query), {"name": name})
+        return is_valid
 
     def _execute(self, statement: str) -> None:
         """Runs it as it is: other ways would read `%` and `:` in it."""

@@ -99,14 +99,14 @@ _ADD = text("select holdfast_add_partition(:table, :start, :end)")
 
 def ranged_partitions(connection: Connection, table: str) -> list[Partition]:
     """The table's partitions but the default one, by time."""
-    found = [
+    ranged = [
         Partition(
             name, TimeRange(time_of(UUID(match[1])) if match[1] else _EPOCH, time_of(UUID(match[2]))), rows
         )
         for name, bounds, rows in connection.execute(_LIST, {"table": table})
         if (match := _BOUNDS.search(bounds))
     ]
-    return sorted(found, key=lambda partition: partition.range)
+    return sorted(ranged, key=lambda partition: partition.range)
 
 
 def try_lock(connection: Connection) -> bool:
@@ -164,7 +164,7 @@ def is_dropped(survey: Survey) -> bool:
 
 def due_ranges(partitions: Sequence[Partition], now: datetime, days: int) -> list[Partition]:
     """The partitions whose whole range is over for so many days; none where that is 0. Pure."""
-    return [one for one in partitions if days and one.range.end + timedelta(days=days) <= now]
+    return [part for part in partitions if days and part.range.end + timedelta(days=days) <= now]
 
 
 def row_by_row(
@@ -179,17 +179,17 @@ def row_by_row(
     if not days:
         return EVERYTHING
     age, width = timedelta(days=days), width_of(days)
-    left = [
-        one
-        for one in sorted(partitions, key=lambda partition: partition.range)
-        if one.name not in decided and now - GIVEN_UP_AFTER < one.range.end + age < now + width
+    spared = [
+        part
+        for part in sorted(partitions, key=lambda partition: partition.range)
+        if part.name not in decided and now - GIVEN_UP_AFTER < part.range.end + age < now + width
     ]
     ranges, low = list[ExpiredRange](), LOWEST
-    for one in left:
-        start, end = _bound(one.range.start), _bound(one.range.end)
+    for part in spared:
+        start, end = _bound(part.range.start), _bound(part.range.end)
         if low < start:
             ranges.append(ExpiredRange(low, start, None))
-        ranges.append(ExpiredRange(start, end, one.range.end + age - width))
+        ranges.append(ExpiredRange(start, end, part.range.end + age - width))
         low = end
     return ExpiredRange(low, HIGHEST, None), *reversed(ranges)
 
@@ -244,7 +244,7 @@ def survey(connection: Connection, table: str, partition: Partition, kept: Seque
         "low": _bound(partition.range.start),
         "high": _bound(partition.range.end),
         "most": len(kept) + MIN_DUE,
-        "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
+        "defaults": [f"{name}_default" for name in (CONTENT if of_responses else [table])],
     }
     keys = arrays.fields(ResponseKey, kept if of_responses else ())
     row = connection.execute(_SURVEYS[table], {**parameters, **keys}).one()

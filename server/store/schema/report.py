@@ -26,7 +26,7 @@ class LivingReplica:
     pid: int
     version: str
     revision: str
-    """The one of the schema that its release needs."""
+    """The revision of the schema that its release needs."""
     silent_seconds: float
 
 
@@ -53,7 +53,7 @@ class SchemaReport:
 
 
 def read_report(connection: Connection) -> SchemaReport:
-    """Reads it all. Raises DatabaseError."""
+    """Reads the report in the caller's transaction. Raises DatabaseError."""
     return SchemaReport(
         replicas=living_replicas(connection),
         invalid_indexes=[name for (name,) in connection.execute(text(_INVALID_INDEXES))],
@@ -81,10 +81,10 @@ def losses(connection: Connection, migration: Migration) -> Iterator[str]:
     for name in migration.lost:
         table, _, column = name.partition(".")
         condition = f"where {column} is not null" if column else ""
-        found = text(f"select exists (select from {table} {condition})")
+        query = text(f"select exists (select from {table} {condition})")
         try:
             with connection.begin_nested():
-                full = bool(connection.scalar(found))
+                full = bool(connection.scalar(query))
         except DBAPIError as error:
             if not is_statement_timeout(error):
                 raise

@@ -93,8 +93,7 @@ def schema_state(url: str) -> SchemaState:
 
 def state_of(connection: Connection) -> SchemaState:
     known = [migration.revision for migration in migrations()]
-    found = current_revision(connection)
-    return compare(found, known, newest_revision(), read_recorded(connection))
+    return compare(current_revision(connection), known, newest_revision(), read_recorded(connection))
 
 
 def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:

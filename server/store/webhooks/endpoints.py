@@ -66,8 +66,7 @@ def insert_endpoint(
 ) -> StoredEndpoint:
     """`secret` is sealed."""
     row = insert(webhook_endpoints).values(tenant=tenant, id=endpoint, secret=secret, **_values(properties))
-    columns = (_COLUMNS[name] for name in (*_OWN, *_CHOSEN))
-    return _endpoint(connection.execute(row.returning(*columns)).one())
+    return _endpoint(connection.execute(row.returning(*_SELECT.selected_columns)).one())
 
 
 def get(

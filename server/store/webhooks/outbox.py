@@ -28,8 +28,7 @@ ENDED_KEPT = timedelta(days=7)
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
-_ENQUEUE = arrays.with_numbers(
-    text(f"""
+_ENQUEUE = arrays.with_numbers(f"""
     with ended as materialized (
         select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
                gen_random_uuid() as event_id
@@ -44,7 +43,6 @@ _ENQUEUE = arrays.with_numbers(
     from ended e join webhook_endpoints w on w.tenant = e.tenant
     where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
 """)
-)
 
 
 def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> None:
