@@ -65,28 +65,24 @@ def create(console: ConsoleRequest) -> Answer:
 @pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
     name = tenant_of(console)
-    rows, newest_keys, hooks = console.database.read(
+    newest = PageRequest(None, KEY_ROWS, newest_first=True)
+    rows, tenant, keys, hooks = console.database.read(
         lambda connection: (
             listed.tenant_rows(connection, tenant=name),
-            stored_keys.list_page(connection, name, asked=PageRequest(None, KEY_ROWS, newest_first=True)),
+            tenant_changes.shown_tenant(connection, name),
+            key_changes.key_objects(connection, stored_keys.list_page(connection, name, None, newest)),
             endpoints.list_page(connection, name),
         )
     )
     if not rows:
         raise NotFound(f"There is no tenant '{name}'.")
-    tenant, shown_keys = console.database.read(
-        lambda connection: (
-            tenant_changes.shown_tenant(connection, name),
-            key_changes.key_objects(connection, newest_keys[:KEY_ROWS]),
-        )
-    )
     return console.page(
         "administration/tenant.html",
         row=rows[0],
         tenant=tenant,
         settings=form_fields(UpdateTenant, msgspec.structs.asdict(tenant)),
-        keys=shown_keys,
-        more_keys=len(newest_keys) > KEY_ROWS,
+        keys=keys[:KEY_ROWS],
+        more_keys=len(keys) > KEY_ROWS,
         new_key=form_fields(UpdateKey, {**NEW, "scopes": DEFAULT_SCOPES}),
         endpoints=[(webhook_endpoint_id(endpoint.id), endpoint) for endpoint in hooks],
         new_endpoint=form_fields(CreateEndpoint, {"event_types": EVENT_TYPES}),
