@@ -142,11 +142,8 @@ def opened_database(
     # Imported here for `holdfast --help`: it brings SQLAlchemy.
     from server.process.open_database import OpenDatabase
 
-    opened = OpenDatabase(config, say)
-    try:
+    with closing(OpenDatabase(config, say)) as opened:
         yield opened
-    finally:
-        opened.close()
 
 
 @contextmanager

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(options, "takes_rest", False):
         _refuse(options.command, rest)
     options.rest = [word for word in rest if word != "--"]
-    given = {setting.name: getattr(options, setting.name, None) for setting in settings.settings()}
-    flags = {name: value for name, value in given.items() if value is not None}
+    names = [setting.name for setting in settings.settings()]
+    flags = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if (model := getattr(options, "MODEL", None)) is not None:
         flags["model"] = model
     code = INTERRUPTED

@@ -8,7 +8,6 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import item_views
 from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
-from server.errors import NotFound
 from server.http.asgi.answers import Answer
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.cluster import claims
@@ -23,7 +22,7 @@ def show(console: ConsoleRequest) -> Answer:
         lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
     )
     if detail is None:
-        raise not_found(console)
+        raise console.response_not_found()
     outputs = detail.outputs[: response_detail.MAX_ITEMS]
     views = item_views([*outputs, *detail.inputs[: response_detail.MAX_ITEMS]])
     return console.page(
@@ -45,7 +44,7 @@ def raw(console: ConsoleRequest) -> Answer:
     facts = find_facts(console)
     stored = find_response(console.database, facts["tenant"], facts["id"])
     if stored is None:
-        raise not_found(console)
+        raise console.response_not_found()
     return console.json(stored)
 
 
@@ -77,9 +76,5 @@ def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
     response = console.response_id()
     facts = console.database.read(lambda connection: response_detail.find_facts(connection, response))
     if facts is None:
-        raise not_found(console)
+        raise console.response_not_found()
     return facts
-
-
-def not_found(console: ConsoleRequest) -> NotFound:
-    return NotFound(f"There is no response {console.request.path_params['response_id'][:100]}.")

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response as HttpResponse
 
 from server.console.console_request import ConsoleRequest, headers_of, pages
-from server.console.pages.response import find_facts, not_found
+from server.console.pages.response import find_facts
 from server.console.timeline import EventFields, timeline
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
@@ -98,7 +98,7 @@ def stream(console: ConsoleRequest) -> Answer:
     reader = StreamReader(services.database, facts["tenant"], facts["id"])
     begun = reader.resume(*after)
     if begun is None:
-        raise not_found(console)
+        raise console.response_not_found()
     headers = headers_of(console.request)
     if after.is_event_source and begun.ended and not begun.frames:
         return HttpResponse(status_code=204, headers=headers)
@@ -138,7 +138,7 @@ def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str,
 
     facts, log = console.database.read(read)
     if facts is None:
-        raise not_found(console)
+        raise console.response_not_found()
     if log is None:
         most = response_detail.MAX_STREAM_BYTES >> 20
         raise InvalidRequest(f"The stored stream is longer than {most} MiB; read it with the API.")
