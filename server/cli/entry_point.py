@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from server.cli.command import add_command, add_model_argument, print_status
+from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
 from server.embedded_postgres.system_account import EmbeddedError
@@ -106,7 +106,7 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
         if chosen is not None and module not in own:
             commands.add_parser(name, help=sentence)
         elif not module:
-            add_model_argument(add_command(commands, name, sentence, _serve, all_settings=True))
+            add_command(commands, name, sentence, _serve, all_settings=True)
         else:
             importlib.import_module(f"server.cli.{module}").add_commands(commands)
     return parser
