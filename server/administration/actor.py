@@ -31,20 +31,20 @@ class Actor:
 
 def described(value: Any, default: Any) -> dict[str, object]:
     """The fields of a dataclass that differ from those of `default`, as JSON; nested ones by their names."""
-    found: dict[str, object] = {}
+    changed: dict[str, object] = {}
     for field in fields(value):
         own, other = getattr(value, field.name), getattr(default, field.name)
         if own == other:
             continue
         if hasattr(own, "__dataclass_fields__"):
-            found |= described(own, other)
+            changed |= described(own, other)
         else:
-            found[field.name] = as_json(own)
-    return found
+            changed[field.name] = as_json(own)
+    return changed
 
 
 def as_json(value: object) -> object:
-    """A field's value as JSON: sets as sorted lists, times in ISO 8601, decimals as text."""
+    """A field's value as JSON: sets as sorted lists, times in ISO 8601, decimals with all digits as text."""
     match value:
         case frozenset():
             return sorted(value)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -47,11 +46,6 @@ def _json_form(value: object) -> object:
             return as_json(value)
 
 
-def money(amount: Decimal) -> str:
-    """The amount with all of its digits, without an exponent."""
-    return format(amount, "f")
-
-
 def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | None = None) -> objects.Tenant:
     """`stored` is None for a tenant without settings of its own, `standing` for one without a budget."""
     settings = SERVER_SETTINGS if stored is None else stored.settings
@@ -70,13 +64,8 @@ def key_object(kind: type[S], key: StoredKey, now: datetime, standing: Standing 
 def _budget(limits: Limits, standing: Standing | None) -> objects.BudgetStanding | None:
     if standing is None:
         return None
-    left = standing.cost_left(limits)
-    return _object_of(
-        objects.BudgetStanding,
-        standing,
-        remaining_tokens=standing.tokens_left(limits),
-        remaining_cost=None if left is None else money(left),
-    )
+    tokens, cost = standing.tokens_left(limits), as_json(standing.cost_left(limits))
+    return _object_of(objects.BudgetStanding, standing, remaining_tokens=tokens, remaining_cost=cost)
 
 
 def price_object(price: StoredPrice) -> objects.Price:

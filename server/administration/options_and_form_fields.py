@@ -47,16 +47,19 @@ class RequestField:
 def fields_of(request: type[Struct]) -> Mapping[str, RequestField]:
     described = kinds.type_info(request)
     assert isinstance(described, kinds.StructType)
-    metadata = [(one, one.type) for one in described.fields if isinstance(one.type, kinds.Metadata)]
-    return {one.name: _field(one) for one, kind in metadata if kind.extra_json_schema}
+    return {
+        field.name: _field(field)
+        for field in described.fields
+        if isinstance(field.type, kinds.Metadata) and field.type.extra_json_schema
+    }
 
 
 def _field(field: kinds.Field) -> RequestField:
     assert isinstance(field.type, kinds.Metadata)
     inner, is_nullable, marked = field.type.type, False, None
     if isinstance(inner, kinds.UnionType):
-        is_nullable = any(isinstance(one, kinds.NoneType) for one in inner.types)
-        (inner,) = (one for one in inner.types if not isinstance(one, kinds.NoneType))
+        is_nullable = any(isinstance(kind, kinds.NoneType) for kind in inner.types)
+        (inner,) = (kind for kind in inner.types if not isinstance(kind, kinds.NoneType))
     while isinstance(inner, kinds.Metadata):
         marked = (inner.extra or {}).get("kind", marked)
         inner = inner.type

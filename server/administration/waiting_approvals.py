@@ -53,12 +53,12 @@ def answering_request(
 
 
 def _next_turn(waiting: WaitingApproval, facts: Mapping[str, Any], answer: AnswerApproval) -> dict[str, Any]:
-    said = {"type": "mcp_approval_response", "approval_request_id": waiting.id, "approve": answer.approve}
+    item = {"type": "mcp_approval_response", "approval_request_id": waiting.id, "approve": answer.approve}
     if answer.reason is not None:
-        said["reason"] = answer.reason
+        item["reason"] = answer.reason
     conversation = facts["conversation_id"]
     return {
-        "input": [said],
+        "input": [item],
         "conversation": None if conversation is None else ids.conversation_id(conversation),
         "previous_response_id": ids.response_id(waiting.response_id) if conversation is None else None,
         "background": True,

@@ -93,13 +93,10 @@ def add_group(commands: Subcommands, name: str, help_text: str) -> Subcommands:
 def add_command(
     commands: Subcommands, name: str, help_text: str, run: Run, *, all_settings: bool = False
 ) -> argparse.ArgumentParser:
-    """A command with flags for its settings: all of them, or those that select the database."""
-    usage = f"holdfast {name} [--SETTING VALUE ...]" if all_settings else None
+    """A command with flags for its settings: all of them and the model, or those that select the database."""
     wide = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
     sentence = help_text.capitalize() + "."
-    command = commands.add_parser(
-        name, help=help_text, description=sentence, usage=usage, formatter_class=wide
-    )
+    command = commands.add_parser(name, help=help_text, description=sentence, formatter_class=wide)
     command.set_defaults(run=run, failure_code=1, command=command)
     shown = [each for each in settings.settings() if all_settings or each.name in DATABASE_SETTINGS]
     groups = {each.group: command.add_argument_group(each.group) for each in shown}
@@ -111,17 +108,14 @@ def add_command(
             metavar=_metavar(setting),
             help=f"{setting.help}{default} [{setting.variable}]".replace("%", "%%"),
         )
+    if all_settings:  # the model is a word of its own, as every server of models takes it
+        command.usage = f"{command.prog} [MODEL] [--SETTING VALUE ...]"
+        says = (
+            "a model's folder, or the id of a hub's model (owner/name, owner/name@revision), downloaded "
+            "where the cache lacks it; default: the demo model"
+        )
+        command.add_argument("MODEL", nargs="?", help=says)
     return command
-
-
-def add_model_argument(command: argparse.ArgumentParser) -> None:
-    """The model as a word of its own, as every server of models takes it."""
-    command.usage = f"{command.prog} [MODEL] [--SETTING VALUE ...]"
-    says = (
-        "a model's folder, or the id of a hub's model (owner/name, owner/name@revision), downloaded where "
-        "the cache lacks it; default: the demo model"
-    )
-    command.add_argument("MODEL", nargs="?", help=says)
 
 
 def _metavar(setting: Setting) -> str:
@@ -142,11 +136,8 @@ def opened_database(
     # Imported here for `holdfast --help`: it brings SQLAlchemy.
     from server.process.open_database import OpenDatabase
 
-    opened = OpenDatabase(config, say)
-    try:
+    with closing(OpenDatabase(config, say)) as opened:
         yield opened
-    finally:
-        opened.close()
 
 
 @contextmanager

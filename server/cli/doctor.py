@@ -4,7 +4,7 @@ import argparse
 
 import msgspec
 
-from server.cli.command import Subcommands, add_command, add_model_argument, print_result, print_status
+from server.cli.command import Subcommands, add_command, print_result, print_status
 from server.configuration.settings import Config
 from server.process.configuration_checks import Finding, examine
 
@@ -14,7 +14,6 @@ FINE, PROBLEMS = 0, 1
 def add_commands(commands: Subcommands) -> None:
     says = "load the model, check it on this machine and ask the database; changes nothing"
     command = add_command(commands, "doctor", says, _run, all_settings=True)
-    add_model_argument(command)
     command.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from server.cli.command import add_command, add_model_argument, print_status
+from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
 from server.embedded_postgres.system_account import EmbeddedError
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(options, "takes_rest", False):
         _refuse(options.command, rest)
     options.rest = [word for word in rest if word != "--"]
-    given = {setting.name: getattr(options, setting.name, None) for setting in settings.settings()}
-    flags = {name: value for name, value in given.items() if value is not None}
+    names = [setting.name for setting in settings.settings()]
+    flags = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if (model := getattr(options, "MODEL", None)) is not None:
         flags["model"] = model
     code = INTERRUPTED
@@ -106,7 +106,7 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
         if chosen is not None and module not in own:
             commands.add_parser(name, help=sentence)
         elif not module:
-            add_model_argument(add_command(commands, name, sentence, _serve, all_settings=True))
+            add_command(commands, name, sentence, _serve, all_settings=True)
         else:
             importlib.import_module(f"server.cli.{module}").add_commands(commands)
     return parser

@@ -13,7 +13,6 @@ from server.configuration.settings import Config
 from server.errors import ConfigError, InvalidRequest
 from server.protocol.responses.prompt_variables import read_template
 from server.request_input.template_input import MAX_VERSION_DIGITS
-from server.store.administration import audit_trail
 from server.store.content import prompt_templates
 from server.store.database import Connection
 
@@ -62,8 +61,7 @@ def _put(config: Config, options: argparse.Namespace) -> None:
 
 
 def _record(connection: Connection, options: argparse.Namespace, action: str, version: int | None) -> None:
-    details = {"version": version}
-    audit_trail.record(connection, cli.terminal_user(), action, options.tenant, options.prompt, details)
+    cli.this_user().record(connection, action, options.tenant, options.prompt, {"version": version})
 
 
 def _read(file: Path) -> bytes:

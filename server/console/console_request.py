@@ -140,11 +140,13 @@ class ConsoleRequest:
 
     def response_id(self) -> UUID:
         """The response that the address names. Raises NotFound."""
-        name = self.request.path_params["response_id"]
-        response = parse_response_id(name)
+        response = parse_response_id(self.request.path_params["response_id"])
         if response is None:
-            raise NotFound(f"There is no response {name[:100]}.")
+            raise self.response_not_found()
         return response
+
+    def response_not_found(self) -> NotFound:
+        return NotFound(f"There is no response {self.request.path_params['response_id'][:100]}.")
 
 
 def headers_of(request: Request) -> dict[str, str]:

@@ -35,13 +35,13 @@ _CHARS_OF_A_TEXT = 3
 
 def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
     """All items of one page: of two lists on it, both."""
-    left = MARKDOWN_CHARS
+    remaining = MARKDOWN_CHARS
     views = []
     for item in stored:
         view = item_view(item)
         sizes = [len(part.text) + _CHARS_OF_A_TEXT for part in view.parts if part.kind == "text"]
-        left -= sum(size for size in sizes if size <= MAX_MARKDOWN_CHARS)
-        views.append(view if left >= 0 else _plain(view))
+        remaining -= sum(size for size in sizes if size <= MAX_MARKDOWN_CHARS)
+        views.append(view if remaining >= 0 else _plain(view))
     return views
 
 

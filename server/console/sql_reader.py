@@ -21,15 +21,15 @@ class SqlReader:
     """Thread-safe; one in a process."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._is_embedded = config.database_url is None
+        self._is_ours = config.database_url is None and config.reader_database_url is None
+        """The reader is a user of the embedded database, made here."""
         self._turns = threading.BoundedSemaphore(MAX_QUERIES)
         self._reader_url = config.reader_database_url
 
     @property
     def may_query(self) -> bool:
         """Whether there is, or can be, a reader."""
-        return self._is_embedded or self._reader_url is not None
+        return self._is_ours or self._reader_url is not None
 
     @contextmanager
     def query_turn(self) -> Iterator[None]:
@@ -44,8 +44,7 @@ class SqlReader:
     def run_query(self, own_url: str, query: str, *, explain: bool) -> QueryResult:
         """The result of a query, or its plan. Raises QueryFailed."""
         if self._reader_url is None:
-            if not self._is_embedded:
+            if not self._is_ours:
                 raise QueryFailed(NO_READER)
             self._reader_url = reader_session.prepare_embedded(own_url)
-        is_ours = self._is_embedded and self._config.reader_database_url is None
-        return reader_session.run_query(self._reader_url, query, explain=explain, is_embedded=is_ours)
+        return reader_session.run_query(self._reader_url, query, explain=explain, is_embedded=self._is_ours)

@@ -68,7 +68,7 @@ def asset_address(name: str) -> str:
 
 
 def serve_static(request: Request) -> Response:
-    """Raises NotFound."""
+    """The file that the address names, cached where the address has its digest. Raises NotFound."""
     asset = assets().get(request.path_params["name"])
     if asset is None:
         raise NotFound("There is no such file.")

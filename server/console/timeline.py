@@ -40,8 +40,8 @@ class _Item(msgspec.Struct):
     name: str | None = None
 
 
-class _Fields(msgspec.Struct):
-    """The fields of an event, stored as JSON, that the timeline reads."""
+class EventFields(msgspec.Struct):
+    """The fields of an event stored as JSON that the timeline and the replay read."""
 
     output_index: int | None = None
     item: _Item | None = None
@@ -150,7 +150,7 @@ class _Reading:
             self.marks.append(Mark(_MARKS[kind], at, row.first_seq))
         if kind in TERMINAL or kind in _MARKS:
             return
-        fields = decode_as(body, _Fields)
+        fields = decode_as(body, EventFields)
         if fields.output_index is None:
             return
         item = fields.item or _Item("item")

@@ -77,7 +77,7 @@ class Authenticator:
         if not self._key_required.is_set():
             read_at, caller = self._keyless
             return caller if monotonic() - read_at < _KEYLESS_S else None
-        key = _bearer_token(request)
+        key = _bearer_token(request.headers.get("authorization"))
         if self._is_token(key):
             check_form(key)
         else:
@@ -86,14 +86,14 @@ class Authenticator:
 
     def is_known(self, authorization: str) -> bool:
         """Whether this header was valid when it was last used here; any one, while none is needed."""
-        return not self._key_required.is_set() or digest_of(_bearer_text(authorization)) in self._valid
+        return not self._key_required.is_set() or digest_of(_bearer_token(authorization)) in self._valid
 
     def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket.
 
         Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or Overloaded.
         """
-        key = _bearer_token(request)
+        key = _bearer_token(request.headers.get("authorization"))
         if not self._is_key_required():
             caller = self._keyless_caller()
         elif self._tokens is not None and self._is_token(key):
@@ -180,13 +180,9 @@ def caller_of(key: StoredKey) -> Caller:
     )
 
 
-def _bearer_token(request: HTTPConnection) -> str:
-    """The request's bearer token; empty without one."""
-    return _bearer_text(request.headers.get("authorization", ""))
-
-
-def _bearer_text(authorization: str) -> str:
-    scheme, _, text = authorization.partition(" ")
+def _bearer_token(authorization: str | None) -> str:
+    """The bearer's token in an Authorization header; empty without one."""
+    scheme, _, text = (authorization or "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""
 
 

@@ -13,7 +13,7 @@ from server import errors
 from server.errors import ApiError, InvalidRequest, NotFound
 from server.http.operation import Operation, Parameter
 from server.protocol.error_object import ErrorBody
-from server.protocol.responses import input as given
+from server.protocol.responses import input as input_items
 from server.protocol.responses import tools
 from server.protocol.responses.content_parts import CONTENT_READERS
 from server.protocol.responses.events import StreamEvent
@@ -125,8 +125,8 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
 
 def _server_sent_event(schema: Json) -> Json:
     """The schema of one server-sent event, as in OpenAPI 3.2."""
-    said = {"contentMediaType": "application/json", "contentSchema": schema}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
+    event = {"contentMediaType": "application/json", "contentSchema": schema}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, event]}
     return _object({"event": {"type": "string"}, "data": data}, "data")
 
 
@@ -139,37 +139,39 @@ class _Schemas:
     """The schemas of all types of the contracts."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
-        readers = [*given.ITEM_READERS.values(), *CONTENT_READERS.values()]
+        readers = [*input_items.ITEM_READERS.values(), *CONTENT_READERS.values()]
         shapes = [*_NAMED_UNIONS.values(), *(reader.shape for reader in readers), ErrorBody]
         used = [kind for kind in kinds if kind is not None]
         roots, self._components = msgspec.json.schema_components(
             [*used, *shapes], ref_template=_SCHEMAS + "{name}"
         )
         del self._components["InputImage"]["properties"]["content"]  # which is never sent
-        self._found = dict(zip(map(repr, [*used, *shapes]), roots, strict=True))
-        self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED_UNIONS.items()}
+        self._by_type = dict(zip(map(repr, [*used, *shapes]), roots, strict=True))
+        self._unions = {name: self._by_type[repr(kind)] for name, kind in _NAMED_UNIONS.items()}
 
     def of(self, *kinds: Any) -> Json:
         """The schema of a value of one of these types."""
-        schemas = [self._within(self._found[repr(kind)]) for kind in kinds]
+        schemas = [self._within(self._by_type[repr(kind)]) for kind in kinds]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def components(self, routes: Sequence[Operation[Any]]) -> Json:
         """All schemas to which the document refers, by name."""
         components = {name: self._within(schema) for name, schema in self._components.items()}
         components |= self._unions | self._by_hand()
-        told_apart = components["Item"]["discriminator"]
-        opaque = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
-        told_apart["mapping"].pop(_OTHER)
-        told_apart["mapping"] = opaque | told_apart["mapping"]
-        asked = _referenced([self.of(route.takes) for route in routes if route.takes], components)
-        named = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
-        for name in named - asked:
+        discriminator = components["Item"]["discriminator"]
+        opaque = dict.fromkeys(sorted(input_items.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
+        discriminator["mapping"].pop(_OTHER)
+        discriminator["mapping"] = opaque | discriminator["mapping"]
+        in_requests = _referenced([self.of(route.takes) for route in routes if route.takes], components)
+        in_answers = _referenced(
+            [self.of(route.gives, *route.streams, ErrorBody) for route in routes], components
+        )
+        for name in in_answers - in_requests:
             _require_all(components[name])
         for name, called in _OPEN_RESPONSES_NAMES.items():
             components[name]["properties"]["type"]["enum"].append(called)
             components["StreamEvent"]["discriminator"]["mapping"][called] = _SCHEMAS + name
-        return {name: components[name] for name in sorted(asked | named)}
+        return {name: components[name] for name in sorted(in_requests | in_answers)}
 
     def _within(self, schema: Any) -> Any:
         """The schema with named unions replaced by references."""
@@ -182,12 +184,12 @@ class _Schemas:
 
     def _by_hand(self) -> Json:
         """Schemas of types that are decoded or encoded by hand."""
-        readers = given.ITEM_READERS.items()
+        readers = input_items.ITEM_READERS.items()
         items = {kind: self._of_type(kind, reader.shape, "Param") for kind, reader in readers}
         parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in CONTENT_READERS.items()}
         for kind in ("message", "item_reference"):
             items[kind]["required"].remove("type")
-        opaque = _object({"type": {"enum": sorted(given.OPAQUE_ITEM_TYPES)}}, "type")
+        opaque = _object({"type": {"enum": sorted(input_items.OPAQUE_ITEM_TYPES)}}, "type")
         left_out = _object({"type": {"type": "string", "not": {"enum": sorted(tools.TOOL_TYPES)}}}, "type")
         shapes = {schema["title"]: schema for schema in (*items.values(), *parts.values())}
         return {
@@ -197,7 +199,7 @@ class _Schemas:
             "ToolParam": {"anyOf": [_ref("Tool"), left_out]},
             "OtherItem": _object(
                 {
-                    "type": {"enum": sorted(given.OPAQUE_ITEM_TYPES | given.STORED_FORM_TYPES)},
+                    "type": {"enum": sorted(input_items.OPAQUE_ITEM_TYPES | input_items.STORED_FORM_TYPES)},
                     "id": {"type": "string"},
                 },
                 "type",
@@ -208,7 +210,7 @@ class _Schemas:
     def _of_type(self, kind: str, shape: type[msgspec.Struct], suffix: str) -> Json:
         """The shape with its `type`. Of a stored item's shape no id or status is needed."""
         own = {"type", "id", "status"} if shape.__struct_config__.tag else set()
-        name = self._found[repr(shape)]["$ref"].removeprefix(_SCHEMAS)
+        name = self._by_type[repr(shape)]["$ref"].removeprefix(_SCHEMAS)
         schema = self._within(self._components[name])
         return {
             **schema,
@@ -240,12 +242,12 @@ def _referenced(schema: Any, components: Json) -> set[str]:
     waiting = [schema]
     while waiting:
         match waiting.pop():
-            case dict() as one:
-                name = str(one.get("$ref", "")).removeprefix(_SCHEMAS)
+            case dict() as fields:
+                name = str(fields.get("$ref", "")).removeprefix(_SCHEMAS)
                 if name and name not in reached:
                     reached.add(name)
                     waiting.append(components[name])
-                waiting += one.values()
-            case list() as several:
-                waiting += several
+                waiting += fields.values()
+            case list() as elements:
+                waiting += elements
     return reached

@@ -69,7 +69,7 @@ def text(request: Request, name: str) -> str | None:
 
 
 def flag(request: Request, name: str) -> bool:
-    """Raises InvalidRequest for anything but true and false."""
+    """A parameter that is true or false; false if it is not there. Raises InvalidRequest."""
     value = request.query_params.get(name, "false")
     if value not in ("true", "false"):
         raise InvalidRequest(f"{name} must be true or false.", param=name)
@@ -96,7 +96,7 @@ def unix_seconds(request: Request, name: str) -> int | None:
 
 
 def whole_number(request: Request, name: str, default: int) -> int:
-    """Raises InvalidRequest for what is not a whole number of at least 0."""
+    """A number of at least 0; `default` if it is not there. Raises InvalidRequest."""
     value = request.query_params.get(name)
     if value is None:
         return default
@@ -128,11 +128,11 @@ def resume_after(request: Request) -> ResumeAfter:
 
     Raises InvalidRequest for what was never the id of an event.
     """
-    asked = _event_id(request.query_params.get(_STARTING_AFTER), _STARTING_AFTER)
-    seen = _event_id(request.headers.get("last-event-id") or None, _LAST_EVENT_ID)
-    if seen is not None and (asked is None or seen.number >= asked.number):
-        return ResumeAfter(seen, _LAST_EVENT_ID)
-    return ResumeAfter(asked, _STARTING_AFTER)
+    after = _event_id(request.query_params.get(_STARTING_AFTER), _STARTING_AFTER)
+    last = _event_id(request.headers.get("last-event-id") or None, _LAST_EVENT_ID)
+    if last is not None and (after is None or last.number >= after.number):
+        return ResumeAfter(last, _LAST_EVENT_ID)
+    return ResumeAfter(after, _STARTING_AFTER)
 
 
 def _event_id(value: str | None, name: str) -> EventId | None:
@@ -146,13 +146,13 @@ def _event_id(value: str | None, name: str) -> EventId | None:
 
 def metadata(request: Request) -> dict[str, str]:
     """Return the filter of `metadata[key]=value` parameters. Raises InvalidRequest."""
-    asked: dict[str, str] = {}
+    filters: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if match := _METADATA.fullmatch(name):
             if "\0" in name + value:
                 raise InvalidRequest("metadata must not contain the NUL character.", param="metadata")
-            asked[match["key"]] = value
-    return asked
+            filters[match["key"]] = value
+    return filters
 
 
 def include_values(request: Request) -> list[str]:

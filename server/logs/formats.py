@@ -35,8 +35,8 @@ def record_fields(record: logging.LogRecord, process: Mapping[str, object]) -> d
     own = record.__dict__
     if _REQUEST not in own:
         keep_request(record)
-    given = {name: own[name] for name in FIELDS if name in own and own[name] is not None}
-    known = {**process, **own[_REQUEST], **given}
+    extra = {name: own[name] for name in FIELDS if name in own and own[name] is not None}
+    known = {**process, **own[_REQUEST], **extra}
     if record.name.startswith("engine.") and (named := _ENGINE_REQUEST.search(record.getMessage())):
         known["response_id"] = f"resp_{named[1]}"
     return {name: known[name] for name in FIELDS if name in known}

@@ -148,9 +148,9 @@ class NonBlockingHandler(logging.Handler):
             self.release()
         if self._dropped and len(self._lines) < self._max_lines:
             count, self._dropped = self._dropped, 0
-            said = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING"}
+            attributes = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING"}
             message = f"{count} lines were dropped, because nobody read standard error"
-            self._put(self.format(logging.makeLogRecord({**said, "msg": message})))
+            self._put(self.format(logging.makeLogRecord({**attributes, "msg": message})))
 
     def _write_for_ever(self) -> None:
         while True:

@@ -115,7 +115,3 @@ class _Collector(Collector):
 
     def collect(self) -> Iterable[Family]:
         return self._collect()
-
-    def describe(self) -> list[Family]:
-        """None, so that registering this does not collect."""
-        return []

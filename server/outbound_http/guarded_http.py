@@ -406,15 +406,15 @@ async def _post(
     lookup: Lookup,
 ) -> PostResult:
     check_url(url, allowed)
-    sent = [(b"host", url.netloc), (b"content-length", str(len(body)).encode())]
-    sent += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
-    sent.append((b"connection", b"close"))
+    lines = [(b"host", url.netloc), (b"content-length", str(len(body)).encode())]
+    lines += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+    lines.append((b"connection", b"close"))
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
     async with (
         asyncio.timeout(seconds),
         _pool(allowed, lookup) as pool,
         pool.stream(
-            "POST", _target(url), headers=sent, content=body, extensions={"timeout": timeouts}
+            "POST", _target(url), headers=lines, content=body, extensions={"timeout": timeouts}
         ) as answer,
     ):
         received = httpx.Headers(answer.headers)

@@ -52,8 +52,8 @@ def judge(
     pause = pause_before_next(attempt, first_pause, random)
     if status is None:
         return Verdict(answer.error, pause)
-    asked = retry_after_seconds(answer.retry_after, now) if status in _THROTTLING else 0.0
-    return Verdict(f"HTTP status {status}", max(pause, asked), asked, is_gone=status == _GONE)
+    throttle = retry_after_seconds(answer.retry_after, now) if status in _THROTTLING else 0.0
+    return Verdict(f"HTTP status {status}", max(pause, throttle), throttle, is_gone=status == _GONE)
 
 
 def pause_before_next(attempt: int, first_pause: float, random: Callable[[], float]) -> float:

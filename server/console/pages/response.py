@@ -8,9 +8,7 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.item_view import item_views
 from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
-from server.errors import NotFound
 from server.http.asgi.answers import Answer
-from server.protocol import ids
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.cluster import claims
 from server.store.console import response_detail
@@ -24,7 +22,7 @@ def show(console: ConsoleRequest) -> Answer:
         lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
     )
     if detail is None:
-        raise not_found(console)
+        raise console.response_not_found()
     outputs = detail.outputs[: response_detail.MAX_ITEMS]
     views = item_views([*outputs, *detail.inputs[: response_detail.MAX_ITEMS]])
     return console.page(
@@ -43,36 +41,33 @@ def show(console: ConsoleRequest) -> Answer:
 
 @pages("GET /responses/{response_id}/raw", needs="admin")
 def raw(console: ConsoleRequest) -> Answer:
-    response = console.response_id()
     facts = find_facts(console)
-    stored = find_response(console.database, facts["tenant"], response)
+    stored = find_response(console.database, facts["tenant"], facts["id"])
     if stored is None:
-        raise not_found(console)
+        raise console.response_not_found()
     return console.json(stored)
 
 
 @pages("POST /responses/{response_id}/cancel")
 def cancel(console: ConsoleRequest) -> Answer:
-    response, facts = console.response_id(), find_facts(console)
+    facts = find_facts(console)
     if facts["status"] not in TERMINAL_STATUSES:
         with console.database.begin() as connection:
-            claims.request_cancel(connection, facts["tenant"], response, "operator")
-            name = ids.response_id(response)
-            console.actor.record(connection, "response.cancel", facts["tenant"], name, {})
-        console.services.request_stop(response, "operator")
-    return console.redirect(f"/console/responses/{ids.response_id(response)}")
+            claims.request_cancel(connection, facts["tenant"], facts["id"], "operator")
+            console.actor.record(connection, "response.cancel", facts["tenant"], facts["response"], {})
+        console.services.request_stop(facts["id"], "operator")
+    return console.redirect(f"/console/responses/{facts['response']}")
 
 
 @pages("POST /responses/{response_id}/delete")
 def delete(console: ConsoleRequest) -> Answer:
-    response, facts = console.response_id(), find_facts(console)
+    facts = find_facts(console)
     with console.database.begin() as connection:
-        running = deletion.delete(connection, facts["tenant"], response)
+        running = deletion.delete(connection, facts["tenant"], facts["id"])
         if running is not None:
-            name = ids.response_id(response)
-            console.actor.record(connection, "response.delete", facts["tenant"], name, {})
+            console.actor.record(connection, "response.delete", facts["tenant"], facts["response"], {})
     if running:
-        console.services.request_stop(response, "deleted")
+        console.services.request_stop(facts["id"], "deleted")
     return console.redirect("/console/history")
 
 
@@ -81,9 +76,5 @@ def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
     response = console.response_id()
     facts = console.database.read(lambda connection: response_detail.find_facts(connection, response))
     if facts is None:
-        raise not_found(console)
+        raise console.response_not_found()
     return facts
-
-
-def not_found(console: ConsoleRequest) -> NotFound:
-    return NotFound(f"There is no response {console.request.path_params['response_id'][:100]}.")

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response as HttpResponse
 
-from server.console.console_request import HEADERS, ConsoleRequest, pages
-from server.console.pages.response import find_facts, not_found
-from server.console.timeline import timeline
+from server.console.console_request import ConsoleRequest, headers_of, pages
+from server.console.pages.response import find_facts
+from server.console.timeline import EventFields, timeline
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream, StreamPosition
@@ -27,12 +27,6 @@ MAX_BYTES: Final = 1_000_000
 """Bytes of contents on a page; one event more may begin below it."""
 MAX_PAYLOAD_BYTES: Final = 200_000
 """Bytes shown of one event; the replay shows the length of a longer one instead."""
-
-
-class _Place(msgspec.Struct):
-    """Where an event that is stored as JSON belongs."""
-
-    output_index: int | None = None
 
 
 def event_page(
@@ -61,7 +55,7 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
         "attempt": row.attempt,
     }
     is_whole = event.kind is Kind.WHOLE
-    index = output_index(event) if is_whole else event.output_index
+    index = decode_as(event.body, EventFields).output_index if is_whole else event.output_index
     if index is not None:
         described["output_index"] = index
     if not contents:
@@ -73,11 +67,6 @@ def _described(row: LogRow, event: Event, created_at: datetime, *, contents: boo
     else:
         described["payload"] = msgspec.Raw(event.body.encode())
     return described
-
-
-def output_index(event: Event) -> int | None:
-    """The item of an event that is stored as JSON; None if it belongs to none."""
-    return decode_as(event.body, _Place).output_index
 
 
 @pages("GET /responses/{response_id}/timeline")
@@ -104,14 +93,13 @@ def events(console: ConsoleRequest) -> Answer:
 @pages("GET /responses/{response_id}/stream", needs="admin")
 def stream(console: ConsoleRequest) -> Answer:
     """The API's own stream, after `starting_after` or the last event that an EventSource has seen."""
-    services, response = console.services, console.response_id()
-    facts = find_facts(console)
+    services, facts = console.services, find_facts(console)
     after = resume_after(console.request)
-    reader = StreamReader(services.database, facts["tenant"], response)
+    reader = StreamReader(services.database, facts["tenant"], facts["id"])
     begun = reader.resume(*after)
     if begun is None:
-        raise not_found(console)
-    headers = {**HEADERS, "x-request-id": console.request.state.request_id}
+        raise console.response_not_found()
+    headers = headers_of(console.request)
     if after.is_event_source and begun.ended and not begun.frames:
         return HttpResponse(status_code=204, headers=headers)
     channel = subscribe(services.hub, reader, after.position, begun)
@@ -150,7 +138,7 @@ def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str,
 
     facts, log = console.database.read(read)
     if facts is None:
-        raise not_found(console)
+        raise console.response_not_found()
     if log is None:
         most = response_detail.MAX_STREAM_BYTES >> 20
         raise InvalidRequest(f"The stored stream is longer than {most} MiB; read it with the API.")

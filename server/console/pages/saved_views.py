@@ -60,7 +60,7 @@ def delete(console: ConsoleRequest) -> Answer:
 
 
 def view_id(text: str) -> UUID:
-    """Raises NotFound."""
+    """The id of a saved view. Raises NotFound for what cannot be one."""
     view = parse_uuid(text)
     if view is None:
         raise NotFound("There is no such saved view.")

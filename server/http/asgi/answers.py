@@ -235,13 +235,13 @@ class EventStream:
             if all(position.ended for position in self._positions):
                 yield b"".join(self._transform.end() if self._transform else []) + DONE
                 return
-            left = self._silent_since + self._keep_alive_seconds - clock()
-            if left <= 0:
+            pause = self._silent_since + self._keep_alive_seconds - clock()
+            if pause <= 0:
                 yield self._keep_alive
                 self._silent_since = clock()
             elif not frames:
                 behind = any(position.is_behind for position in self._positions)
-                await waker.wait_for(min(left, _STORE_POLL_SECONDS) if behind else left, self._on_news)
+                await waker.wait_for(min(pause, _STORE_POLL_SECONDS) if behind else pause, self._on_news)
                 if self._failure is not None:
                     raise self._failure
 
@@ -359,11 +359,11 @@ class FinalResponse:
         until = None if self._seconds is None else clock() + self._seconds
         while not self._ended and waker.has_client() and (until is None or clock() < until):
             waker.clear()
-            left = None if until is None else until - clock()
+            seconds = None if until is None else until - clock()
             if self._read_stored is None:
-                await waker.wait_for(left)
+                await waker.wait_for(seconds)
                 continue
-            await waker.wait_for(min(left or _FINAL_POLL_SECONDS, _FINAL_POLL_SECONDS))
+            await waker.wait_for(min(seconds or _FINAL_POLL_SECONDS, _FINAL_POLL_SECONDS))
             if not waker.is_set():
                 with suppress(DatabaseError, Overloaded, TooManyRequests):
                     self._stored = await run(self._read_stored)

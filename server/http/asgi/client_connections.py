@@ -159,10 +159,6 @@ def is_health(target: bytes, _authorization: bytes = b"") -> bool:
     return target in _HEALTH
 
 
-def _nothing() -> None:
-    pass
-
-
 class ClientConnection:
     """One connection, from when it is accepted on: while it shakes hands, between requests and in one."""
 
@@ -176,7 +172,7 @@ class ClientConnection:
         """Closes it at once."""
         self.close = abort
         """Closes it when all that was written has been sent."""
-        self.on_authenticated: Callable[[], object] = _nothing
+        self.on_authenticated: Callable[[], object] = lambda: None
         """Called when a valid key has come."""
         self.is_idle = True
         """It is between two requests, or before the first."""

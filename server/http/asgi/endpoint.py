@@ -135,8 +135,7 @@ class AuthenticatedEndpoint(Generic[C]):
                 content = await body.read(share.tenant, self.max_body, self.body_seconds)
                 if coding is not None and content:
                     content = await self.threads.run(share, body.unpack, content, coding, self.max_body)
-                handle = self._handle if known is None else self._authenticate_and_handle
-                run = partial(self.threads.run, share, handle, request, caller, content)
+                run = partial(self.threads.run, share, self._handle, request, caller, content, known is None)
                 caller, answer = await retry_until_ready(run)
                 del content, run
             except NotAuthenticated:
@@ -166,14 +165,14 @@ class AuthenticatedEndpoint(Generic[C]):
                 return caller
         return None
 
-    def _handle(self, request: Request, caller: C, content: bytes) -> tuple[C, Answer]:
+    def _handle(
+        self, request: Request, caller: C, content: bytes, is_authenticated: bool
+    ) -> tuple[C, Answer]:
+        """Calls the handler, after looking up the key of a caller who is only known, both in one thread."""
+        if not is_authenticated:
+            caller = self.context.authenticate(request)
+            self.authorize(caller)
         return caller, self.handler(request, caller, content)
-
-    def _authenticate_and_handle(self, request: Request, _known: C, content: bytes) -> tuple[C, Answer]:
-        """Look up a known caller's key again and call the handler, both in one thread."""
-        caller = self.context.authenticate(request)
-        self.authorize(caller)
-        return self._handle(request, caller, content)
 
 
 class PublicEndpoint:

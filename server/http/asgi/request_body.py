@@ -101,12 +101,12 @@ async def drain_and_answer(answer: ASGIApp, scope: Scope, receive: Receive, send
 
 async def _drop(receive: Receive) -> bool:
     """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
-    left = _DROPPED_BYTES
+    remaining = _DROPPED_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
-            while left >= 0:
+            while remaining >= 0:
                 message = await receive()
-                left -= len(message.get("body", b""))
+                remaining -= len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return True
     return False
@@ -124,7 +124,6 @@ async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: S
     if not _has_body(scope):
         await answer(scope, receive, send)
         return
-    last: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
     async def send_open(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -140,7 +139,8 @@ async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: S
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await ended.wait()
-        await send(last)  # Hypercorn then reports a disconnect, which ends the draining
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        # Hypercorn then reports a disconnect, which ends the draining.
     except BaseException:
         draining.cancel()
         raise

@@ -79,6 +79,7 @@ class Sent:
 
 
 def has_begun(scope: Scope) -> bool:
+    """Whether the answer to this scope's request has begun."""
     sent: Sent = scope["state"][_SENT]
     return sent.status is not None
 

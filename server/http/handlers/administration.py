@@ -71,10 +71,10 @@ def create_tenant(call: ApiCall) -> objects.Tenant:
     parameters=PAGE,
 )
 def list_tenants(call: ApiCall) -> Page[objects.Tenant]:
-    asked = page_request(call.request, "asc")
+    page = page_request(call.request, "asc")
     with call.database.begin() as connection:
-        names = stored_tenants.names_page(connection, asked)
-        return page_of(tenant_changes.tenant_objects(connection, names), asked.limit)
+        names = stored_tenants.names_page(connection, page)
+        return page_of(tenant_changes.tenant_objects(connection, names), page.limit)
 
 
 @routes("GET /tenants/{tenant}", "Retrieve a tenant.", objects.Tenant)
@@ -154,9 +154,9 @@ def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> objects.Te
     parameters=PAGE,
 )
 def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
-    asked = page_request(call.request, parse=ids.parse_conversation_id, kind="a conversation")
+    page = page_request(call.request, parse=ids.parse_conversation_id, kind="a conversation")
     tenant = call.request.path_params["tenant"]
-    listed = call.database.read(lambda connection: conversations.list_page(connection, tenant, asked))
+    listed = call.database.read(lambda connection: conversations.list_page(connection, tenant, page))
     data = [
         objects.StoredConversation(
             id=ids.conversation_id(row.conversation.id),
@@ -165,7 +165,7 @@ def list_conversations(call: ApiCall) -> Page[objects.StoredConversation]:
         )
         for row in listed
     ]
-    return page_of(data, asked.limit)
+    return page_of(data, page.limit)
 
 
 @routes(
@@ -190,11 +190,11 @@ def create_key(call: ApiCall) -> Response:
     parameters=(*PAGE, TENANT, Parameter("state", KeyState, "Filter by state.")),
 )
 def list_keys(call: ApiCall) -> Page[objects.Key]:
-    asked, state = page_request(call.request), one_of(call.request, "state", KEY_STATES)
+    page, state = page_request(call.request), one_of(call.request, "state", KEY_STATES)
     tenant = text(call.request, "tenant")
     with call.database.begin() as connection:
-        stored = stored_keys.list_page(connection, tenant, state, asked)
-        return page_of(key_changes.key_objects(connection, stored), asked.limit)
+        stored = stored_keys.list_page(connection, tenant, state, page)
+        return page_of(key_changes.key_objects(connection, stored), page.limit)
 
 
 @routes("GET /keys/{key_id}", "Retrieve a key.", objects.Key)

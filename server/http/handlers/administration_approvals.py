@@ -1,9 +1,11 @@
 """The admin API's approvals: calls of MCP tools that wait for an answer, and the answers of operators."""
 
+from server.administration.actor import Actor
 from server.administration.waiting_approvals import answering_request, approval_object
+from server.caller import Caller
 from server.errors import InvalidRequest
-from server.http.handler_services import ApiCall
-from server.http.handlers.administration import ADMIN, changing
+from server.http.handler_services import ApiCall, Services
+from server.http.handlers.administration import ADMIN, actor_of
 from server.http.handlers.responses import RUN_ERRORS
 from server.http.operation import RouteTable
 from server.http.query_and_headers import PAGE, TENANT, page_request, text
@@ -26,9 +28,9 @@ routes = RouteTable("administration", "/admin/v1/approvals", **ADMIN)
     parameters=(*PAGE, TENANT),
 )
 def list_approvals(call: ApiCall) -> Page[objects.Approval]:
-    asked, tenant = page_request(call.request, "asc"), text(call.request, "tenant")
-    rows = call.database.read(lambda connection: waiting_page(connection, tenant, asked))
-    return page_of([approval_object(row) for row in rows], asked.limit)
+    page, tenant = page_request(call.request, "asc"), text(call.request, "tenant")
+    rows = call.database.read(lambda connection: waiting_page(connection, tenant, page))
+    return page_of([approval_object(row) for row in rows], page.limit)
 
 
 @routes(
@@ -39,13 +41,23 @@ def list_approvals(call: ApiCall) -> Page[objects.Approval]:
     refuses=(*RUN_ERRORS, InvalidRequest),
 )
 def answer_approval(call: ApiCall) -> objects.AnsweredApproval:
-    """The audit trail gets its entry after the response has been accepted, in a transaction of its own."""
     requested, approval = decode(call.body, AnswerApproval), call.request.path_params["approval_id"]
-    with call.database.begin() as connection:
-        waiting, body = answering_request(connection, approval, requested)
-        caller = caller_for(connection, call.caller, waiting.tenant)
-    response = ids.response_id(call.services.create(caller, body))
-    with changing(call) as (connection, actor):
-        details = {"approval": approval, "approve": requested.approve}
-        actor.record(connection, "approval.answer", waiting.tenant, response, details)
+    response = accept_answer(call.services, call.caller, actor_of(call), approval, requested)
     return objects.AnsweredApproval(id=approval, approve=requested.approve, response_id=response)
+
+
+def accept_answer(
+    services: Services, operator: Caller, actor: Actor, approval: str, answer: AnswerApproval
+) -> str:
+    """Answers with a background response of the approval's tenant; returns its id. Raises ApiError.
+
+    The audit trail gets its entry after the response has been accepted, in a transaction of its own.
+    """
+    with services.database.begin() as connection:
+        waiting, body = answering_request(connection, approval, answer)
+        caller = caller_for(connection, operator, waiting.tenant)
+    response = ids.response_id(services.create(caller, body))
+    with services.database.begin() as connection:
+        details = {"approval": approval, "approve": answer.approve}
+        actor.record(connection, "approval.answer", waiting.tenant, response, details)
+    return response

@@ -52,9 +52,9 @@ def set_price(call: ApiCall) -> objects.Price:
 
 @routes("GET /prices", "List prices, by model and time.", objects.PricePage, parameters=(*PAGE, MODEL))
 def list_prices(call: ApiCall) -> Page[objects.Price]:
-    asked, model = page_request(call.request, "asc", _price_cursor), text(call.request, "model")
-    listed = call.database.read(lambda connection: stored_prices.list_page(connection, model, asked))
-    return page_of([price_object(price) for price in listed], asked.limit)
+    page, model = page_request(call.request, "asc", _price_cursor), text(call.request, "model")
+    listed = call.database.read(lambda connection: stored_prices.list_page(connection, model, page))
+    return page_of([price_object(price) for price in listed], page.limit)
 
 
 @routes(
@@ -75,13 +75,13 @@ def list_prices(call: ApiCall) -> Page[objects.Price]:
 )
 def usage(call: ApiCall) -> Page[objects.UsageSums]:
     groups = _groups(call.request)
-    asked = page_request(call.request, "asc", partial(_usage_cursor, groups=groups))
+    page = page_request(call.request, "asc", partial(_usage_cursor, groups=groups))
 
     def work(connection: Connection) -> list[UsageRow]:
         chosen = _usage_filter(call.request, clock(connection))
-        return usage_page(connection, chosen, groups, asked)
+        return usage_page(connection, chosen, groups, page)
 
-    return page_of([usage_object(row, groups) for row in call.database.read(work)], asked.limit)
+    return page_of([usage_object(row, groups) for row in call.database.read(work)], page.limit)
 
 
 @routes(
@@ -99,10 +99,10 @@ def usage(call: ApiCall) -> Page[objects.UsageSums]:
     ),
 )
 def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
-    asked = page_request(call.request, parse=ids.parse_uuid, kind="an entry")
+    page = page_request(call.request, parse=ids.parse_uuid, kind="an entry")
     chosen = _entry_filter(call.request)
-    entries = call.database.read(lambda connection: audit_trail.entries_page(connection, chosen, asked))
-    return page_of([trail_object(entry) for entry in entries], asked.limit)
+    entries = call.database.read(lambda connection: audit_trail.entries_page(connection, chosen, page))
+    return page_of([trail_object(entry) for entry in entries], page.limit)
 
 
 @routes(
@@ -112,10 +112,10 @@ def list_trail(call: ApiCall) -> Page[objects.TrailEntry]:
     parameters=(*PAGE, Parameter("state", ReplicaState, "Filter by state.")),
 )
 def list_replicas(call: ApiCall) -> Page[objects.Replica]:
-    asked = page_request(call.request, parse=ids.parse_uuid, kind="a replica")
+    page = page_request(call.request, parse=ids.parse_uuid, kind="a replica")
     state = one_of(call.request, "state", get_args(ReplicaState))
-    listed = call.database.read(lambda connection: replicas_page(connection, state, asked))
-    return page_of([replica_object(replica) for replica in listed], asked.limit)
+    listed = call.database.read(lambda connection: replicas_page(connection, state, page))
+    return page_of([replica_object(replica) for replica in listed], page.limit)
 
 
 def _usage_filter(request: Request, now: datetime) -> UsageFilter:
@@ -141,10 +141,10 @@ def _entry_filter(request: Request) -> EntryFilter:
 
 def _groups(request: Request) -> list[Group]:
     """Return the groupings of sums, in the order in which sums are sorted."""
-    asked = set(request.query_params.getlist("group_by[]") + request.query_params.getlist("group_by"))
-    if not asked <= set(GROUPS):
+    names = set(request.query_params.getlist("group_by[]") + request.query_params.getlist("group_by"))
+    if not names <= set(GROUPS):
         raise InvalidRequest(f"group_by is one or more of {', '.join(GROUPS)}.", param="group_by")
-    return [name for name in GROUPS if name in asked]
+    return [name for name in GROUPS if name in names]
 
 
 def _usage_cursor(after: str, groups: list[Group]) -> list[object]:

@@ -144,12 +144,12 @@ def list_stored(call: ApiCall) -> Page[Raw]:
 )
 def count_input_tokens(call: ApiCall) -> objects.InputTokens:
     """`model` may be left out, and `input`, where history says it all."""
-    asked = decode(call.body, CountInput, endpoint="responses")
-    with naming_sent_fields(asked):
+    request = decode(call.body, CountInput, endpoint="responses")
+    with naming_sent_fields(request):
         params = structs.replace(
-            with_modern_names(asked),
-            model=call.services.model.name if asked.model is None else asked.model,
-            input=[] if asked.input is None else asked.input,
+            with_modern_names(request),
+            model=call.services.model.name if request.model is None else request.model,
+            input=[] if request.input is None else request.input,
         )
         return objects.InputTokens(call.services.admission.preparation.count_tokens(call.caller, params))
 
@@ -291,12 +291,11 @@ def cancel(call: ApiCall) -> Answer | objects.Response:
 )
 def input_items(call: ApiCall) -> Page[Raw]:
     """Pictures' URLs are given only if `include` names them."""
-    asked = query.page_request(call.request)
     page = list_input_items(
         call.database,
         call.caller.tenant,
         response_id(call.request),
-        asked,
+        query.page_request(call.request),
         image_urls=IMAGE_URLS in query.include_values(call.request),
     )
     if page is None:

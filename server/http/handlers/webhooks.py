@@ -51,18 +51,18 @@ def create_webhook_endpoint(call: ApiCall) -> Response:
     tenant = getattr(requested, "tenant", call.caller.tenant)
     seal, allowed = call.services.model.seal, call.services.allowed_receivers
     with changing(call) as (connection, actor):
-        made = webhook_changes.create_endpoint(connection, actor, seal, allowed, tenant, requested)
-    return secret_response(call, endpoint_with_secret(made.stored, made.secret))
+        created = webhook_changes.create_endpoint(connection, actor, seal, allowed, tenant, requested)
+    return secret_response(call, endpoint_with_secret(created.stored, created.secret))
 
 
 @tenant_routes(*_LISTS, parameters=PAGE)
 @admin_routes(*_LISTS, parameters=(*PAGE, TENANT))
 def list_webhook_endpoints(call: ApiCall) -> Page[objects.Endpoint]:
-    asked = page_request(call.request, parse=ids.parse_webhook_endpoint_id, kind="a webhook endpoint")
+    page = page_request(call.request, parse=ids.parse_webhook_endpoint_id, kind="a webhook endpoint")
     tenant = text(call.request, "tenant") if _is_admin(call) else call.caller.tenant
     with call.database.begin() as connection:
-        stored = endpoints.list_page(connection, tenant, asked)
-    return page_of([endpoint_object(row) for row in stored], asked.limit)
+        stored = endpoints.list_page(connection, tenant, page)
+    return page_of([endpoint_object(row) for row in stored], page.limit)
 
 
 @_both(f"GET {_ONE}", "Retrieve a webhook endpoint.", objects.Endpoint)
@@ -106,8 +106,8 @@ def rotate_webhook_secret(call: ApiCall) -> Response:
     overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
     with changing(call) as (connection, actor):
         stored = _find(connection, call, lock=True)
-        made = webhook_changes.rotate_secret(connection, actor, call.services.model.seal, stored, overlap)
-    return secret_response(call, endpoint_with_secret(made.stored, made.secret))
+        created = webhook_changes.rotate_secret(connection, actor, call.services.model.seal, stored, overlap)
+    return secret_response(call, endpoint_with_secret(created.stored, created.secret))
 
 
 @_both(
@@ -134,11 +134,11 @@ def test_webhook_endpoint(call: ApiCall) -> objects.SampleResult:
 )
 def list_webhook_deliveries(call: ApiCall) -> Page[objects.Delivery]:
     kind, state = "a delivery of this webhook endpoint", one_of(call.request, "state", outbox.STATES)
-    asked = page_request(call.request, parse=ids.parse_webhook_id, kind=kind)
+    page = page_request(call.request, parse=ids.parse_webhook_id, kind=kind)
     with call.database.begin() as connection:
         stored = _find(connection, call)
-        deliveries = outbox.list_page(connection, stored.tenant, stored.id, state, asked)
-    return page_of([delivery_object(row) for row in deliveries], asked.limit)
+        deliveries = outbox.list_page(connection, stored.tenant, stored.id, state, page)
+    return page_of([delivery_object(row) for row in deliveries], page.limit)
 
 
 @_both(f"POST {_ONE}/redeliver", "Redeliver the newest deliveries that were given up.", objects.Redelivered)

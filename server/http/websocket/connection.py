@@ -75,19 +75,16 @@ class SocketEndpoint(Generic[C]):
         connection = _Connection(websocket, session, self.context.threads, share, received)
         try:
             async with self.context.connections.tracked(self.context.key_of(caller)):
-                await self._accept_and_serve(websocket, session, connection)
+                headers = {"x-request-id": websocket.state.request_id, **session.headers}
+                await websocket.accept(
+                    headers=[(name.encode(), text.encode()) for name, text in headers.items()]
+                )
+                await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
         except KeyEnded:
             await websocket.close(POLICY_VIOLATION)
         finally:
             received.close()
             session.close()
-
-    async def _accept_and_serve(
-        self, websocket: WebSocket, session: SocketSession, connection: "_Connection"
-    ) -> None:
-        headers = {"x-request-id": websocket.state.request_id, **session.headers}
-        await websocket.accept(headers=[(name.encode(), value.encode()) for name, value in headers.items()])
-        await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
 
 
 class HandshakeWithoutUpgrade(Route):

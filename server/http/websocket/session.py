@@ -211,9 +211,7 @@ class SocketSession:
         return pending
 
     def begin(self, pending: PendingResponse) -> Answer:
-        """The stream of a new response. Raises NotReady; ApiError, dropping what it
-        continues.
-        """
+        """The stream of a new response. Raises NotReady; ApiError, dropping what it continues."""
         try:
             return self._begin(pending)
         except NotReady:

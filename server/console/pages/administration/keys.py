@@ -27,8 +27,8 @@ def index(console: ConsoleRequest) -> Answer:
     tenant, after = (console.argument(name) or None for name in ("tenant", "after"))
     state = one_of(console.request, "state", KEY_STATES)
     with console.database.begin() as connection:
-        asked = PageRequest(after, PAGE_ROWS, newest_first=True)
-        stored = stored_keys.list_page(connection, tenant, state, asked)
+        page = PageRequest(after, PAGE_ROWS, newest_first=True)
+        stored = stored_keys.list_page(connection, tenant, state, page)
         listed = key_changes.key_objects(connection, stored[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",

@@ -6,7 +6,6 @@ import msgspec
 
 from server.administration import audited_erasure, key_changes, tenant_changes, webhook_changes
 from server.administration.options_and_form_fields import read_request
-from server.administration.webhook_changes import NewSecret
 from server.caller import DEFAULT_SCOPES, NO_LIMITS
 from server.configuration.settings import Config
 from server.console.console_request import ConsoleRequest, pages
@@ -65,28 +64,24 @@ def create(console: ConsoleRequest) -> Answer:
 @pages("GET /tenants/{tenant}")
 def show(console: ConsoleRequest) -> Answer:
     name = tenant_of(console)
-    rows, newest_keys, hooks = console.database.read(
+    newest = PageRequest(None, KEY_ROWS, newest_first=True)
+    rows, tenant, keys, hooks = console.database.read(
         lambda connection: (
             listed.tenant_rows(connection, tenant=name),
-            stored_keys.list_page(connection, name, asked=PageRequest(None, KEY_ROWS, newest_first=True)),
+            tenant_changes.shown_tenant(connection, name),
+            key_changes.key_objects(connection, stored_keys.list_page(connection, name, None, newest)),
             endpoints.list_page(connection, name),
         )
     )
     if not rows:
         raise NotFound(f"There is no tenant '{name}'.")
-    tenant, shown_keys = console.database.read(
-        lambda connection: (
-            tenant_changes.shown_tenant(connection, name),
-            key_changes.key_objects(connection, newest_keys[:KEY_ROWS]),
-        )
-    )
     return console.page(
         "administration/tenant.html",
         row=rows[0],
         tenant=tenant,
         settings=form_fields(UpdateTenant, msgspec.structs.asdict(tenant)),
-        keys=shown_keys,
-        more_keys=len(newest_keys) > KEY_ROWS,
+        keys=keys[:KEY_ROWS],
+        more_keys=len(keys) > KEY_ROWS,
         new_key=form_fields(UpdateKey, {**NEW, "scopes": DEFAULT_SCOPES}),
         endpoints=[(webhook_endpoint_id(endpoint.id), endpoint) for endpoint in hooks],
         new_endpoint=form_fields(CreateEndpoint, {"event_types": EVENT_TYPES}),
@@ -136,8 +131,8 @@ def create_endpoint(console: ConsoleRequest) -> Answer:
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.database.begin() as connection:
         tenant = tenant_of(console)
-        made = webhook_changes.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
-    return _secret_page(console, made)
+        created = webhook_changes.create_endpoint(connection, console.actor, seal, allowed, tenant, requested)
+    return console.page("administration/new_secret.html", endpoint=created.stored, secret=created.secret)
 
 
 @pages(f"POST {_ENDPOINT}")
@@ -155,10 +150,10 @@ def set_endpoint_enabled(console: ConsoleRequest) -> Answer:
 def rotate_secret(console: ConsoleRequest) -> Answer:
     with console.database.begin() as connection:
         stored = _find_endpoint(connection, console)
-        made = webhook_changes.rotate_secret(
+        created = webhook_changes.rotate_secret(
             connection, console.actor, console.services.model.seal, stored, OVERLAP
         )
-    return _secret_page(console, made)
+    return console.page("administration/new_secret.html", endpoint=created.stored, secret=created.secret)
 
 
 @pages(f"POST {_ENDPOINT}/delete")
@@ -167,12 +162,6 @@ def delete_endpoint(console: ConsoleRequest) -> Answer:
         stored = _find_endpoint(connection, console)
         webhook_changes.delete_endpoint(connection, console.actor, stored)
     return console.redirect(f"/console/tenants/{stored.tenant}")
-
-
-def _secret_page(console: ConsoleRequest, made: NewSecret) -> Answer:
-    return console.page(
-        "administration/new_secret.html", endpoint=made.stored, secret=made.secret, tenant=made.stored.tenant
-    )
 
 
 def _find_endpoint(connection: Connection, console: ConsoleRequest) -> StoredEndpoint:

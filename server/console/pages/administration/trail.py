@@ -27,11 +27,11 @@ def show(console: ConsoleRequest) -> Answer:
     """`after` is the entry that a later page comes after."""
     arguments = console.arguments(FIELDS)
     chosen, after = read_filter(arguments), cursor(console.argument("after"), parse_uuid, "an entry")
-    asked = PageRequest(after, PAGE_ROWS, newest_first=True)
+    page = PageRequest(after, PAGE_ROWS, newest_first=True)
 
     def work(connection: Connection) -> list[audit_trail.Entry]:
         with limit_time(connection):
-            return audit_trail.entries_page(connection, chosen, asked)
+            return audit_trail.entries_page(connection, chosen, page)
 
     rows = console.database.read(work)
     shown = rows[:PAGE_ROWS]
