@@ -199,13 +199,13 @@ def special_tokens(network: PreTrainedModel) -> set[int]:
     return found
 
 
-def make_sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
-    """A prompt for a check, whose keys and values are in the blocks from `block` on."""
+def make_sequence(tokens: Sequence[int], block: int, block_size: int, room: int = 0) -> TokenSequence:
+    """A prompt for a check, with blocks from `block` on for its tokens and `room` more."""
     greedy = SamplingParams(seed=0, temperature=0.0)
     sequence = TokenSequence(
         EngineRequest(request_id="check", prompt=tuple(tokens), max_tokens=1, sampling=greedy)
     )
-    sequence.blocks = list(range(block, block + -(-len(tokens) // block_size)))
+    sequence.blocks = list(range(block, block + -(-(len(tokens) + room) // block_size)))
     return sequence
 
 

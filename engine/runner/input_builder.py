@@ -20,7 +20,7 @@ from engine.attention.paged_attention import (
 from engine.attention.sdpa import ContiguousRows, DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.device_copies import to_device
 from engine.kv_cache import ContiguousBuffer, ContiguousKVCache, KVCache
-from engine.model.lora_layers import AdapterStep, adapter_indexes_of, adapter_step
+from engine.model.lora_layers import NO_ADAPTER, AdapterStep, adapter_step
 from engine.scheduling.block_pool import BLANK_BLOCK
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -118,7 +118,8 @@ class PackedRow:
         ends = [index for chunk in sampling_first(plan) for index in last_of[chunk.sequence]]
         for rows in logit_rows:
             ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
-        self._adapter_indexes = adapter_indexes_of(chunks, adapters)
+        names = (chunk.sequence.request.adapter for chunk in chunks)
+        self._adapter_indexes = [adapters.get(name, NO_ADAPTER) for name in names] if adapters else []
         lists = (token_ids, positions, ends, self._adapter_indexes)
         self._token_ids, self.positions, self._ends, self._adapters = map(self.stage, lists)
 
