@@ -8,9 +8,10 @@ import torch
 
 from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
+from engine.executor import EngineFault
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, retain_freed_memory
 from engine.model.forward_ways import ForwardWay
-from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
+from engine.model.loader import LoadedNetwork, load_model
 from engine.model.lora_layers import Adapters, install_adapters
 from engine.prefix_states import PrefixStates
 from engine.request import describe
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def load_runner(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, SchedulerLimits]:
-    """Loads the model and makes its KV cache. Raises `ModelRefused`."""
-    with raising_model_refused(config.model):
+    """Loads the model and makes its KV cache. Raises `ModelRefused`, after any other error is logged."""
+    try:
         model = load_model(config, progress)
         dtype = str(model.dtype).removeprefix("torch.")
         weights = digests_by_adapter(config.model, config.adapters, dtype)
@@ -38,6 +39,12 @@ def load_runner(config: EngineConfig, progress: Callable[[str], None]) -> tuple[
         if executor.grammars is not None:
             executor.grammars.load_tokenizer()  # holds the GIL for up to a second
         return executor, limits
+    except ModelRefused:
+        raise
+    except (Exception, EngineFault) as error:
+        log.error("loading %s failed", config.model, exc_info=error)
+        sentence = f"The model in {config.model} cannot be loaded: {describe(error, 1000)}"
+        raise ModelRefused(sentence) from error
 
 
 def _first_right_way(
