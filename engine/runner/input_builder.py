@@ -218,8 +218,8 @@ class InputBuilder:
         ]
         begins = accumulate((chunk.count for chunk in several), initial=len(single))
         prompts = [
-            self._prompt_chunk(row, begin, chunk, own, place)
-            for begin, (chunk, place), own in zip(begins, prefills, blocks, strict=False)
+            self._prompt_chunk(row, begin, chunk, own, buffer_row)
+            for begin, (chunk, buffer_row), own in zip(begins, prefills, blocks, strict=False)
         ]
         slot_parts = [row[slots]] if single else []
         slot_parts += [prompt.slots[prompt.past : -1] for prompt in prompts]
@@ -258,14 +258,14 @@ class InputBuilder:
         begin: int,
         chunk: ScheduledChunk,
         blocks: slice,
-        place: tuple[ContiguousBuffer, int] | None,
+        buffer_row: tuple[ContiguousBuffer, int] | None,
     ) -> PromptChunk:
         """Expands blocks to slots on the device, because slots are `block_size` times as many."""
         past, size = chunk.start, self._kv_cache.block_size
         slots = (row[blocks][:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
         slots = torch.cat((slots[: past + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
-        prompt = PromptChunk(begin, begin + chunk.count, past, slots, row=place)
+        prompt = PromptChunk(begin, begin + chunk.count, past, slots, row=buffer_row)
         if self._two_way is None or not chunk.sequence.request.images:
             return prompt
         spans = self._two_way.spans(chunk.sequence, past, past + chunk.count)
