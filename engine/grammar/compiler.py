@@ -142,7 +142,6 @@ class GrammarCompiler:
         self.turns = FairLimit(threads)
         """Whose grammars are compiled, and whose wait."""
         self._cache_bytes = cache_bytes
-        self._threads = threads
         self._compile_seconds = COMPILE_SECONDS if compile_seconds is None else compile_seconds
         self._queue_seconds = queue_seconds
         self._futures: OrderedDict[bytes, Compiling] = OrderedDict()
@@ -238,7 +237,7 @@ class GrammarCompiler:
                 with self._lock:
                     if self._closed:
                         raise RequestRefused("closed", "The engine is closed.")
-                    self._pool = self._pool or _start_pool(self._threads)
+                    self._pool = self._pool or _start_pool(self.turns.total)
                     self._pool.submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
                 self.turns.release(fairness_key)
