@@ -22,6 +22,7 @@ CancelReason = Literal["cancelled", "stop"]
 
 FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded"]
 
+MAX_BIAS = 100.0
 MAX_BIASES = 1024
 MAX_MARK_TOKENS = 512
 """The longest sequence of tokens that begins or ends reasoning."""

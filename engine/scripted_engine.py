@@ -30,7 +30,7 @@ from engine.request import (
     RequestRefused,
     TokenLogprobs,
 )
-from engine.sampling.token_masks import Masks, TokenMasks
+from engine.sampling.token_masks import Masks, TokenMasks, allows_token
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -194,7 +194,7 @@ class _ScriptedExecutor:
                 raise RAISED[fault.kind]("A fault of the script.")
             self._hang()
         token_id = answer.token(sequence)
-        if sequence.must_not_stop and token_id in sequence.ends:
+        if sequence.must_not_stop_after(0) and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
         return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
 
@@ -212,14 +212,14 @@ class _ScriptedExecutor:
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: bytes) -> int:
         """The token if it is allowed; else a stop id, if the answer is long enough; else any allowed id."""
-        stops = [stop for stop in sorted(sequence.request.stop_ids) if _has(mask, stop)]
+        stops = [stop for stop in sorted(sequence.request.stop_ids) if allows_token(mask, stop)]
         script = self._answers[sequence].script
-        if _has(mask, token_id):
+        if allows_token(mask, token_id):
             return token_id
         if stops and sequence.output_position + 1 >= script.length:
             return stops[0]
-        usual = [usual for usual in self._config.vocabulary if _has(mask, usual)]
-        usual = usual or stops or [other for other in range(self._config.vocab_size) if _has(mask, other)]
+        usual = [usual for usual in self._config.vocabulary if allows_token(mask, usual)]
+        usual = usual or stops or [i for i in range(self._config.vocab_size) if allows_token(mask, i)]
         key = f"{sequence.request.sampling.seed}:{sequence.tokens[-8:]}".encode()
         return usual[int.from_bytes(_digest(key), "little") % len(usual)]
 
@@ -247,10 +247,6 @@ class _ScriptedStep:
 
     def sample(self, _is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         return self.pending
-
-
-def _has(mask: bytes, token_id: int) -> bool:
-    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:

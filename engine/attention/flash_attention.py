@@ -5,8 +5,9 @@ Selected and checked at load time (`selection`), called on the engine thread. Fl
 """
 
 import importlib
+import inspect
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,7 +50,7 @@ def unsupported_shape(spec: LayerAttentionSpec, dtype: torch.dtype) -> str | Non
     return None
 
 
-def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Function]]:
+def kernel_sources(hub_kernel: str | None = None) -> "dict[str, Callable[[], FlashAttentionBackend]]":
     """Loaders of the kernel by name, in the order of preference.
 
     A Hub kernel is native code that the package `kernels` downloads, so it is used only if the operator names
@@ -58,20 +59,21 @@ def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Func
     return {name: partial(_load, name) for name in ("flash_attn_interface", hub_kernel) if name is not None}
 
 
-def _load(name: str) -> Function:
+def _load(name: str) -> "FlashAttentionBackend":
     package, _, revision = name.partition("@")
     if revision:
         module = importlib.import_module("kernels").get_kernel(package, revision=revision)
     else:
         module = importlib.import_module(package)
-    return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
+    return FlashAttentionBackend(name, module.flash_attn_with_kvcache)
 
 
 class FlashAttentionBackend:
     """FlashAttention 3. One call computes any mix of prefill and decode, as in torch's kernel."""
 
-    def __init__(self, name: str, function: Function, parameters: Collection[str]) -> None:
+    def __init__(self, name: str, function: Function) -> None:
         """Raises `ValueError` if the kernel lacks a parameter that every model needs."""
+        parameters = inspect.signature(function).parameters
         missing = sorted(REQUIRED_PARAMETERS - set(parameters))
         self._table_parameter = next((other for other in TABLE_NAMES if other in parameters), None)
         if missing or self._table_parameter is None:

@@ -227,10 +227,10 @@ class SdpaForward:
 
 
 def _write_row(
-    place: tuple[ContiguousBuffer, int], chunk: PromptChunk, call: LayerCall
+    buffer_row: tuple[ContiguousBuffer, int], chunk: PromptChunk, call: LayerCall
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the row, `[capacity, heads, size]`, after those of the chunk were written to it."""
-    buffer, row = place
+    buffer, row = buffer_row
     key, value = buffer.keys[call.layer][row], buffer.values[call.layer][row]
     key[chunk.past : chunk.total] = call.key[chunk.begin : chunk.end]
     value[chunk.past : chunk.total] = call.value[chunk.begin : chunk.end]
@@ -371,17 +371,8 @@ def attend_prompt(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     if call.softcap is not None:
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         return _attend_with_softcap(q, k, v, mask, call)[0].transpose(0, 1)
-    return attend_by_groups(query, key, value, mask, call)
-
-
-def attend_by_groups(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
-) -> Tensor:
-    """Computes `attend_prompt`, without softcap, in the form of torch's kernels.
-
-    Key heads become the batch, and the query heads that share one become the heads. Keys and values are
-    repeated by a stride of 0, so nothing is copied.
-    """
+    # In the form of torch's kernels: key heads become the batch, and the query heads that share one become
+    # the heads. Keys and values are repeated by a stride of 0, so nothing is copied.
     count, heads, size = query.shape
     shared = key.shape[1]
     group = heads // shared
@@ -425,8 +416,8 @@ def attend_in_key_blocks(
         query, key, value, attn_mask=mask, scale=scale
     )
     weight = torch.sigmoid(log_sum[:, :, :rows] - sinks)
-    kept: Tensor = out[:, :, :rows, :size] * weight[..., None]
-    return kept.to(out.dtype)
+    scaled: Tensor = out[:, :, :rows, :size] * weight[..., None]
+    return scaled.to(out.dtype)
 
 
 def _attend_with_softcap(

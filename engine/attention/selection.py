@@ -5,7 +5,6 @@ On a GPU: an installed FlashAttention 3, the operator's kernel from the Hub, tor
 the device; one that is not right is left with a warning. On a CPU there is only torch's own attention.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from torch import Tensor
 from engine.attention.flash_attention import (
     DECODE_SPLITS,
     PAGE_SIZE,
-    FlashAttentionBackend,
-    Function,
     VarlenAttentionBackend,
     kernel_sources,
 )
@@ -64,19 +61,13 @@ def candidates(device: torch.device, requested: AttentionName, hub_kernel: str |
         return []
     kernels = []
     if requested in ("auto", "flash"):
-        sources = kernel_sources(hub_kernel)
-        kernels += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
+        kernels += [Candidate(name, load) for name, load in kernel_sources(hub_kernel).items()]
     if requested in ("auto", "varlen"):
         capability = torch.cuda.get_device_capability(device)
         for splits in (DECODE_SPLITS, 1, 0):  # without splits, or as any step, where those are not right
             load = partial(VarlenAttentionBackend, capability, splits=splits)
             kernels.append(Candidate("varlen", load, PAGE_SIZE))
     return kernels
-
-
-def load_flash(name: str, load: Callable[[], Function]) -> FlashAttentionBackend:
-    function = load()
-    return FlashAttentionBackend(name, function, inspect.signature(function).parameters)
 
 
 def choose_attention(

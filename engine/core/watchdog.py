@@ -56,8 +56,8 @@ class Watchdog:
                 raise StepAbandoned
 
     def _watch(self) -> None:
-        left = self._timeout
-        while not self._stopping.wait(min(max(left, 0.001), LONGEST_SLEEP)):
+        seconds = self._timeout
+        while not self._stopping.wait(min(max(seconds, 0.001), LONGEST_SLEEP)):
             with self._lock:
                 entered_at, now = self._entered_at, monotonic()
                 self.abandoned = entered_at is not None and now - entered_at > self._timeout
@@ -65,4 +65,4 @@ class Watchdog:
                 self._on_hang()
                 return
             # Until the earliest possible timeout, also of a step that begins later.
-            left = self._timeout if entered_at is None else entered_at + self._timeout - now
+            seconds = self._timeout if entered_at is None else entered_at + self._timeout - now

@@ -111,9 +111,9 @@ class RequestRegistry:
     def release(self, fairness_key: str, places: int, request_ids: Iterable[str]) -> None:
         """Gives back what `reserve` took; those of `request_ids` that have not ended keep a place each."""
         with self._lock:
-            left = self._in_reserved.intersection(request_ids)
-            self._in_reserved -= left
-            self._change_places(fairness_key, len(left) - places)
+            unended = self._in_reserved.intersection(request_ids)
+            self._in_reserved -= unended
+            self._change_places(fairness_key, len(unended) - places)
 
     def close(self, sentence: str) -> None:
         """Refuses all further requests with this sentence; that of the first call is kept."""

@@ -13,6 +13,7 @@ from engine.request import (
     MAX_BAD_TOKENS,
     MAX_BAD_WORDS,
     MAX_BEAMS,
+    MAX_BIAS,
     MAX_BIASES,
     MAX_IMAGE_BYTES,
     MAX_IMAGES,
@@ -36,7 +37,6 @@ MAX_TOP_K = 2**31 - 1
 """Beyond every vocabulary; samplers have integers of 32 bits."""
 MAX_TEMPERATURE = 1e10
 """Samples evenly. Beyond float32, a masked logit divided by it would be no number, and could be sampled."""
-MAX_BIAS = 100.0
 MAX_LENGTH_PENALTY = 10.0
 """Beyond it, `length ** penalty` overflows a float."""
 

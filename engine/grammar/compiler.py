@@ -116,7 +116,7 @@ def _start_pool(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-Made = Future[CompiledGrammar | str]
+Compiling = Future[CompiledGrammar | str]
 """A compiled grammar, or the sentence that refuses it. Not the error, whose traceback would keep the grammar
 and its JSON, and grow each time it is raised."""
 
@@ -142,10 +142,9 @@ class GrammarCompiler:
         self.turns = FairLimit(threads)
         """Whose grammars are compiled, and whose wait."""
         self._cache_bytes = cache_bytes
-        self._threads = threads
         self._compile_seconds = COMPILE_SECONDS if compile_seconds is None else compile_seconds
         self._queue_seconds = queue_seconds
-        self._futures: OrderedDict[bytes, Made] = OrderedDict()
+        self._futures: OrderedDict[bytes, Compiling] = OrderedDict()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._trials = [trial_process(vocabulary) for _ in range(threads)]
@@ -168,15 +167,15 @@ class GrammarCompiler:
         if is_new:
             self._start(future, digest, fairness_key, grammar)
         try:
-            made = future.result(self._compile_seconds + (0 if is_new else self._queue_seconds))
+            outcome = future.result(self._compile_seconds + (0 if is_new else self._queue_seconds))
         except (TimeoutError, CancelledError):
             raise RequestRefused(
                 "bad_grammar", f"The grammar takes more than {self._compile_seconds:g} s to compile."
             ) from None
         self._evict()
-        if isinstance(made, str):
-            raise RequestRefused("bad_grammar", made)
-        return made
+        if isinstance(outcome, str):
+            raise RequestRefused("bad_grammar", outcome)
+        return outcome
 
     def recompile_in_background(self, compiled: CompiledGrammar) -> None:
         """Starts a compile of the same grammar in the pool, as its successor."""
@@ -193,7 +192,7 @@ class GrammarCompiler:
             with self._lock:
                 future = self._futures.get(compiled.digest)
                 if future is not None and _result_of(future) is compiled:
-                    replaced: Made = Future()
+                    replaced: Compiling = Future()
                     replaced.set_result(fresh)
                     self._futures[compiled.digest] = replaced
         return fresh
@@ -208,7 +207,7 @@ class GrammarCompiler:
         for trial in self._trials:
             trial.close()
 
-    def _get_or_create_future(self, digest: bytes) -> tuple[Made, bool]:
+    def _get_or_create_future(self, digest: bytes) -> tuple[Compiling, bool]:
         """The cached or pending future and False, or a new one and True: the caller starts its compile."""
         with self._lock:
             future = self._futures.get(digest)
@@ -220,7 +219,7 @@ class GrammarCompiler:
             future = self._futures[digest] = Future()
             return future, True
 
-    def _start(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
+    def _start(self, future: Compiling, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
         """Waits for a compiling thread, then submits. Raises `RequestRefused` after `queue_seconds`."""
         try:
             if self.turns.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
@@ -238,7 +237,7 @@ class GrammarCompiler:
                 with self._lock:
                     if self._closed:
                         raise RequestRefused("closed", "The engine is closed.")
-                    self._pool = self._pool or _start_pool(self._threads)
+                    self._pool = self._pool or _start_pool(self.turns.total)
                     self._pool.submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
                 self.turns.release(fairness_key)
@@ -248,7 +247,7 @@ class GrammarCompiler:
             future.set_exception(error)
             raise
 
-    def _run(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
+    def _run(self, future: Compiling, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
         """Runs in the pool: compiles and releases the key's place."""
         try:
             future.set_result(self._compile(grammar, digest))
@@ -263,7 +262,7 @@ class GrammarCompiler:
         finally:
             self.turns.release(fairness_key)
 
-    def _forget(self, future: Made, digest: bytes) -> None:
+    def _forget(self, future: Compiling, digest: bytes) -> None:
         with self._lock:
             if self._futures.get(digest) is future:
                 del self._futures[digest]
@@ -315,14 +314,15 @@ def _digest(grammar: StructuredOutput, fairness_key: str) -> bytes:
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
-def _result_of(future: Made) -> CompiledGrammar | None:
+def _result_of(future: Compiling) -> CompiledGrammar | None:
     """The compiled grammar; None if pending, refused, failed or cancelled."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return None
-    made = future.result()
-    return None if isinstance(made, str) else made
+    outcome = future.result()
+    return None if isinstance(outcome, str) else outcome
 
 
-def _size(future: Made) -> int:
-    made = _result_of(future)
-    return BASE_BYTES if made is None else made.size  # refusals count, too, so that their number is bounded
+def _size(future: Compiling) -> int:
+    compiled = _result_of(future)
+    # Refusals count, too, so that their number is bounded.
+    return BASE_BYTES if compiled is None else compiled.size

@@ -121,8 +121,7 @@ def _character_class(inner: str) -> str:
     """A set of characters as a regular expression, each character by its code point."""
     negated = inner.startswith("^")
     characters = _characters(inner.removeprefix("^"), in_set=True)
-    parts = [character if character == "" else f"\\x{{{ord(character):x}}}" for character in characters]
-    inside = "".join("-" if part == "" else part for part in parts)
+    inside = "".join(f"\\x{{{ord(character):x}}}" if character else "-" for character in characters)
     if not inside:
         raise BadGrammar("A set of characters must not be empty.")
     return f"/[{'^' if negated else ''}{inside}]/"

@@ -121,10 +121,10 @@ def _probe_states(network: PreTrainedModel) -> tuple[list[LayerAttentionSpec], C
     Raises `UnsupportedModel`.
     """
     cache = empty_cache(network)
-    wanted = [n for n, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
+    attention_layers = [n for n, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
     states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     specs = _probe(network, cache)
-    if not states or not wanted or sorted(specs) != wanted:
+    if not states or not attention_layers or sorted(specs) != attention_layers:
         raise UnsupportedModel("its layers are not of attention and states.")
     if not all(any(layer.has_previous_state.values()) for layer in states):
         raise UnsupportedModel("a layer keeps its state elsewhere than in transformers' cache.")

@@ -122,9 +122,9 @@ def _fused_forward(layer: Any, rotation: Rotation, call: LayerCall) -> Forward:
     return forward
 
 
-def _are_equal(one: LayerCall, other: LayerCall) -> bool:
-    tensors = ((one.query, other.query), (one.key, other.key), (one.value, other.value))
-    return all(torch.equal(left, right) for left, right in tensors)
+def _are_equal(call: LayerCall, other: LayerCall) -> bool:
+    pairs = ((call.query, other.query), (call.key, other.key), (call.value, other.value))
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 def _try(layer: Any, rotation: Rotation, fused: list[Any], *arguments: Any, **named: Any) -> Any:

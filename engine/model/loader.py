@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from transformers import (
 from engine.attention.paged_attention import NO_ATTENTION, LayerAttentionSpec
 from engine.attention.sdpa import configure_sdpa
 from engine.config import GGUF_FILE, EngineConfig, ModelRefused, UnsupportedModel
-from engine.executor import EngineFault
 from engine.model.forward_ways import ForwardWay, forward_ways
 from engine.model.fused_layers import fuse_layers
 from engine.model.prepacked_linear import prepack_weights
@@ -133,18 +131,6 @@ def _image_processor(
     return processor
 
 
-@contextmanager
-def raising_model_refused(model: Path) -> Iterator[None]:
-    """Turns any error of loading into `ModelRefused`, and logs its traceback."""
-    try:
-        yield
-    except ModelRefused:
-        raise
-    except (Exception, EngineFault) as error:
-        log.error("loading %s failed", model, exc_info=error)
-        raise ModelRefused(f"The model in {model} cannot be loaded: {describe(error, 1000)}") from error
-
-
 def _load_and_probe(
     config: EngineConfig,
     hf_config: PretrainedConfig,
@@ -209,7 +195,10 @@ def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: tor
 def read_servable_config(config: EngineConfig) -> PretrainedConfig:
     """The model's configuration. Raises `ModelRefused` for a model that is refused whatever its weights."""
     hf_config = _read_hf_config(config)
-    _refuse_unservable(hf_config.get_text_config())
+    text_config = hf_config.get_text_config()
+    if getattr(text_config, "is_encoder_decoder", False):
+        name = text_config.model_type
+        raise UnsupportedModel(f"{name} is an encoder and a decoder; only decoders are served.")
     refuse_unknown_format(config.model, hf_config)
     return hf_config
 
@@ -250,12 +239,6 @@ def _refuse_unknown_architecture(model: Path) -> None:
             f"Its architecture, {model_type}, is not one of transformers {transformers.__version__}, and "
             "code in a model's folder is never run."
         )
-
-
-def _refuse_unservable(hf_config: PretrainedConfig) -> None:
-    name = hf_config.model_type
-    if getattr(hf_config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{name} is an encoder and a decoder; only decoders are served.")
 
 
 def _auto_class(hf_config: PretrainedConfig) -> Any:

@@ -152,13 +152,6 @@ class LowRank:
     up: Tensor
     """`[rank, outputs]`, the scale included."""
 
-    def to(self, dtype: torch.dtype) -> "LowRank":
-        """Raises `ValueError` for NaN and infinity, which would reach other requests."""
-        changed = LowRank(self.down.to(dtype), self.up.to(dtype).contiguous())
-        if not bool(torch.isfinite(changed.down).all() and torch.isfinite(changed.up).all()):
-            raise ValueError("whose weights are not all finite")
-        return changed
-
 
 def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype) -> dict[str, LowRank]:
     """The matrices by layer name, on the CPU and in `dtype`. Raises `ModelRefused`."""
@@ -168,7 +161,7 @@ def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype
     layers = {}
     for layer, parts in matrices.items():
         try:
-            layers[layer] = _fit(settings, layer, parts, modules).to(dtype)
+            layers[layer] = _fit(settings, layer, parts, modules.get(layer), dtype)
         except ValueError as error:
             raise ModelRefused(f"The adapter {name} is for {layer}, {error}.") from error
     return layers
@@ -208,10 +201,13 @@ def _read_matrices(name: str, folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def _fit(
-    settings: AdapterSettings, layer: str, parts: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    settings: AdapterSettings,
+    layer: str,
+    parts: Mapping[str, Tensor],
+    module: nn.Module | None,
+    dtype: torch.dtype,
 ) -> LowRank:
-    """Raises `ValueError`, whose text continues the layer's name."""
-    module = modules.get(layer)
+    """The matrices in `dtype`. Raises `ValueError`, whose text continues the layer's name."""
     if "experts" in layer.split("."):
         raise ValueError("one of the experts, whose weights adapters cannot change")
     if module is None:
@@ -232,4 +228,8 @@ def _fit(
         )
     if not {down.dtype, up.dtype} <= FLOAT_DTYPES:
         raise ValueError(f"whose weights are {down.dtype} and {up.dtype}, not floating-point numbers")
-    return LowRank(down, up.float().T * settings.scale_of(layer))
+    matrices = LowRank(down.to(dtype), (up.float().T * settings.scale_of(layer)).to(dtype).contiguous())
+    # NaN and infinity would reach other requests.
+    if not bool(torch.isfinite(matrices.down).all() and torch.isfinite(matrices.up).all()):
+        raise ValueError("whose weights are not all finite")
+    return matrices

@@ -108,15 +108,13 @@ class AdapterStep:
         return mask
 
 
-def adapter_indexes_of(chunks: Sequence[ScheduledChunk], indexes: Mapping[str, int]) -> list[int]:
-    """The index of each chunk's adapter; empty if there are no adapters."""
-    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks] if indexes else []
-
-
 def adapter_step(
     chunks: Sequence[ScheduledChunk], adapter_indexes: Sequence[int], on_device: Tensor
 ) -> AdapterStep | None:
-    """The step for a packed row of these chunks; None if none of them has an adapter."""
+    """The step for a packed row of these chunks; None if none of them has an adapter.
+
+    `adapter_indexes` has the index of each chunk's; it is empty if there are no adapters.
+    """
     counts = [chunk.count for chunk in chunks]
     segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
     return AdapterStep(sum(counts), segments, on_device) if segments else None

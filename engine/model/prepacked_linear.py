@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.kv_cache import free_memory
-from engine.model.few_rows import MAX_ROWS, TRIED_OUTPUTS, FewRows, load_few_rows
+from engine.model.few_rows import MAX_ROWS, TRIED_OUTPUTS, Multiply, has_equal_bits, load_few_rows
 
 MIN_WEIGHTS = 2**16
 """Smaller layers are computed faster than oneDNN is called, but only in bfloat16 with the same bits."""
@@ -70,6 +70,8 @@ class ProductForms(NamedTuple):
     """Up to this number of rows is a product."""
     doubles: bool = False
     """A single row has other bits, unless it is two."""
+    few_rows: Multiply | None = None
+    """The product of at most `MAX_ROWS` rows, if its bits are those of the others."""
 
 
 class PrepackedLinear(nn.Linear):
@@ -89,12 +91,11 @@ class PrepackedLinear(nn.Linear):
         self._max_unpacked_elements = UNPACKED_ROWS * plain.in_features if both else 0
         self._forms, self._threads = ProductForms(), torch.get_num_threads()
         self._convolution: Tensor | None = None
-        self._few_rows = None if trials is None or both else trials.few_rows
-        if self._few_rows is not None and not self._few_rows.has_equal_bits(self._packed_weight, self.bias):
-            self._few_rows = None
-        if trials is not None and trials.convolves and not both:
-            convolution = _pack_for_convolution(weight)
+        self._few_rows: Multiply | None = None
+        if trials is not None and not both:
+            convolution = _pack_for_convolution(weight) if trials.convolves else None
             self._forms = trials.forms_of(self._packed_weight, convolution, self.bias)
+            self._few_rows = self._forms.few_rows
             if self._forms.widths and not _is_embedding(weight):
                 self._convolution = convolution
 
@@ -111,7 +112,7 @@ class PrepackedLinear(nn.Linear):
             return linear(hidden, self.weight, self.bias)
         is_few = elements <= MAX_ROWS * self.in_features and hidden.dtype == torch.bfloat16
         if is_few and self._few_rows is not None:
-            return self._few_rows.multiply(hidden, self._packed_weight, self.bias)
+            return self._few_rows(hidden, self._packed_weight, self.bias)
         if self._forms.doubles and elements == self.in_features:
             both = _multiply(hidden.reshape(1, -1).repeat(2, 1), self._packed_weight, self.bias)
             return both[0].view(*hidden.shape[:-1], self.out_features)
@@ -121,7 +122,7 @@ class PrepackedLinear(nn.Linear):
         return self._compute_in_order(rows).view(*hidden.shape[:-1], self.out_features)
 
     def _compute_in_order(self, rows: Tensor) -> Tensor:
-        count, (widths, most, _) = len(rows), self._forms
+        count, widths, most = len(rows), self._forms.widths, self._forms.product_rows
         if count <= most:
             return self.forward(rows)
         if self._convolution is None:
@@ -205,17 +206,20 @@ def _pack_for_convolution(weight: Tensor) -> Tensor:
 class ProductTrials:
     """Which forms have the same bits and are quick; each shape is tried once."""
 
-    def __init__(self, *, convolves: bool = True, few_rows: FewRows | None = None) -> None:
+    def __init__(self, *, convolves: bool = True, few_rows: Multiply | None = None) -> None:
         """Without `convolves` no convolution is used."""
-        self.convolves, self.few_rows = convolves, few_rows
+        self.convolves, self._few_rows = convolves, few_rows
         self._known: dict[tuple[int, int, bool], ProductForms] = {}
 
-    def forms_of(self, product: Tensor, convolution: Tensor, bias: Tensor | None) -> ProductForms:
+    def forms_of(self, product: Tensor, convolution: Tensor | None, bias: Tensor | None) -> ProductForms:
         """The forms for a layer's shape, tried with its weights: packed for products and for convolutions."""
-        outputs, inputs = convolution.shape[:2]
+        outputs, inputs = product.shape
         key = outputs, inputs, bias is None
         if key not in self._known:
-            self._known[key] = _try_forms(product, convolution, bias)
+            forms = ProductForms() if convolution is None else _try_forms(product, convolution, bias)
+            if self._few_rows is not None and has_equal_bits(self._few_rows, product, bias):
+                forms = forms._replace(few_rows=self._few_rows)
+            self._known[key] = forms
         return self._known[key]
 
 
@@ -241,14 +245,14 @@ def _try_forms(product: Tensor, convolution: Tensor, bias: Tensor | None) -> Pro
         return min(repeat(call, timer=thread_time, repeat=3, number=1)) / rows
 
     unit = seconds(_multiply, most, product, bias)
-    taken = seconds(_convolve, first, convolution, bias, first)
-    if taken > MAX_SLOWNESS * unit:
+    convolved = seconds(_convolve, first, convolution, bias, first)
+    if convolved > MAX_SLOWNESS * unit:
         return ProductForms()
     others = [
         width
         for width in PICTURE_WIDTHS[1:]
         if torch.equal(_convolve(hidden[:width], convolution, bias, width)[:first], expected)
-        and seconds(_convolve, width, convolution, bias, width) <= MAX_SLOWNESS * taken
+        and seconds(_convolve, width, convolution, bias, width) <= MAX_SLOWNESS * convolved
     ]
     return ProductForms((first, *others), most, doubles)
 

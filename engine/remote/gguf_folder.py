@@ -54,27 +54,27 @@ _CONTROL, _USER_DEFINED = 3, 4
 def write_folder(file: Path, folder: Path) -> None:
     """Writes config.json, tokenizer.json and tokenizer_config.json. Raises ModelRefused if it cannot."""
     try:
-        told = read_metadata(file)
+        metadata = read_metadata(file)
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{file} cannot be read as a GGUF file: {error}. Fetch it again.") from error
-    tokens = told.get("tokenizer.ggml.tokens")
+    tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
         raise ModelRefused(f"{file} has no tokenizer in it, so no prompt can be written for it.")
-    architecture = str(told.get("general.architecture"))
+    architecture = str(metadata.get("general.architecture"))
     config: dict[str, Any] = {
         "model_type": architecture.replace("-", "_"),
         "vocab_size": len(tokens),
-        "max_position_embeddings": told.get(f"{architecture}.context_length"),
+        "max_position_embeddings": metadata.get(f"{architecture}.context_length"),
     }
     names: dict[str, Any] = {}
     for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
-        token_id = told.get(f"tokenizer.ggml.{key}_token_id")
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(token_id, int) and token_id < len(tokens):
             config[f"{name}_token_id"], names[f"{name}_token"] = token_id, tokens[token_id]
-    _tokenizer(file, told, tokens).save(str(folder / "tokenizer.json"))
-    template = told.get("tokenizer.chat_template")
+    _tokenizer(file, metadata, tokens).save(str(folder / "tokenizer.json"))
+    template = metadata.get("tokenizer.chat_template")
     settings = {**names, "chat_template": template} if template else names
-    ends = [told.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     generation = {"eos_token_id": [token_id for token_id in ends if isinstance(token_id, int)]}
     for name, content in (
         ("config.json", config),
@@ -84,13 +84,13 @@ def write_folder(file: Path, folder: Path) -> None:
         (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
-def _tokenizer(file: Path, told: dict[str, Any], tokens: list[str]) -> Tokenizer:
-    kinds = told.get("tokenizer.ggml.token_type") or []
-    if told.get("tokenizer.ggml.model") != "gpt2":
+def _tokenizer(file: Path, metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
         return _sentencepiece(file)
-    merges = [tuple(merge.split(" ", 1)) for merge in told.get("tokenizer.ggml.merges") or []]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    splits = _SPLITS.get(str(told.get("tokenizer.ggml.pre")), (_GPT_2,))
+    splits = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), (_GPT_2,))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits is _LLAMA_3))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -113,11 +113,11 @@ def _sentencepiece(file: Path) -> Tokenizer:
     try:
         from transformers import AutoTokenizer
 
-        made: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        pretrained: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:
         raise ModelRefused(
             f"The tokenizer in {file} cannot be read here: set --model to a folder with the model's "
             f"config.json, tokenizer.json and chat template, and --gguf {file}."
         ) from error
-    tokenizer: Tokenizer = made.backend_tokenizer
+    tokenizer: Tokenizer = pretrained.backend_tokenizer
     return tokenizer

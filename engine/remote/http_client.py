@@ -98,10 +98,10 @@ class SilenceTimeout:
         if self._paused:
             self._heard_at = now
         silent_since = self._heard_at if self._begun else max(self._heard_at, self._server.chunk_at)
-        left = silent_since + self._seconds - now
+        remaining = silent_since + self._seconds - now
         loop = asyncio.get_running_loop()
-        if left > 0:
-            self._timer = loop.call_later(left, self.check)
+        if remaining > 0:
+            self._timer = loop.call_later(remaining, self.check)
         else:
             self._timeout.reschedule(loop.time())
 
@@ -346,13 +346,13 @@ class EngineClient:
 def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """A socket that notices the loss of the other end, because a call may wait for hours."""
     family, kind, protocol = address[:3]
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere by this name
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LIVENESS_SECONDS)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LIVENESS_SECONDS)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LIVENESS_PROBES)
-    return made
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LIVENESS_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LIVENESS_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LIVENESS_PROBES)
+    return connection
 
 
 async def _read(

@@ -363,7 +363,7 @@ async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) 
     if size < used:
         raise EngineMismatch(f"its vocabulary has {size} tokens, that of the model's folder {used}")
     token_ids = comparable_tokens(expected)
-    asked = token_ids or list(range(min(size, PROBED_TOKENS)))
-    request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
+    probed_ids = token_ids or list(range(min(size, PROBED_TOKENS)))
+    request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": probed_ids}))
     text = (await _ask(fetch, request, _SPELLED)).content
     return vocabulary_digest(text, token_ids, expected, f"{size}:")

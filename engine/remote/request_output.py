@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.request import (
+    MAX_BIAS,
     Failed,
     FailureCode,
     Finished,
@@ -35,7 +36,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import TokenMasks, has_rules
+from engine.sampling.token_masks import TokenMasks, allows_token, has_rules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -47,7 +48,6 @@ UNSTREAMED_TOKENS = 16
 """Tokens of a call that is not streamed: text in which servers miss a token often comes in such parts."""
 SEED_BITS = 63
 """Size of the seeds of calls: servers take signed numbers of 64 bits."""
-MAX_BIAS = 100.0
 
 Biases = tuple[tuple[int, float], ...]
 """(token id, bias) pairs, ids ascending."""
@@ -128,16 +128,16 @@ class Generation:
 
     def _sampling_call(self) -> GenerateCall:
         sequence, request = self.sequence, self.sequence.request
-        left = request.max_tokens - sequence.output_count
+        remaining = request.max_tokens - sequence.output_count
         compiled = sequence.compiled
         self._native_grammar = self._native_grammar and sequence.output_position == 0
         streamed, self._missed_token = not self._missed_token, False
-        most = left if streamed else min(left, UNSTREAMED_TOKENS)
+        most = remaining if streamed else min(remaining, UNSTREAMED_TOKENS)
         restriction = self._restriction
         banned = restriction.banned if restriction is not None else ()
         min_tokens = 0
         if request.grammar is None and restriction is None:
-            min_tokens = max(0, min(request.min_tokens - sequence.output_position, left))
+            min_tokens = max(0, min(request.min_tokens - sequence.output_position, remaining))
         masked = self._features.max_masked_ends
         if min_tokens and masked is not None and len(sequence.ends) > masked:
             banned, most, min_tokens = tuple(sorted(sequence.ends)), min(most, min_tokens), 0
@@ -281,7 +281,7 @@ class Generation:
     def _current_restriction(self) -> OutputRestriction:
         """Restricts a call to the current mask, without end tokens that `min_tokens` holds back."""
         request = self.sequence.request
-        holds_back = self.sequence.must_not_stop and request.grammar is None
+        holds_back = self.sequence.must_not_stop_after(0) and request.grammar is None
         most = self._features.max_biases
         room = 0 if most is None else most - len(self._logit_bias())
         return restriction_of(
@@ -303,7 +303,7 @@ class Generation:
         if not self._checks_tokens():
             return True
         mask = self._current_mask()
-        return mask is None or bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+        return mask is None or allows_token(mask, token_id)
 
     def _current_mask(self) -> bytes | None:
         """The mask of the next token, computed once. Raises `CallFault` if no token may come."""

@@ -91,36 +91,31 @@ def choose_buckets(
     ]
 
 
-def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record) -> Compute:
+def capture_graphs(
+    static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record
+) -> Compute | None:
     """Captures and verifies each bucket, the largest first, whose memory the others reuse.
 
-    Raises `RecordingDiffers`, and any error of the capture.
+    None, with a warning, if one cannot be captured or differs, so that steps run eagerly.
     """
     replays: dict[GraphBucket, GraphReplay] = {}
     try:
-        for bucket in sorted(buckets, reverse=True):
-            _fill_with_dummies(static_inputs, salt=1)
-            replays[bucket] = record(partial(static_inputs.compute, bucket))
-            _fill_with_dummies(static_inputs, salt=2)
-            expected = static_inputs.compute(bucket).clone()
-            if (difference := difference_of(expected, replays[bucket]())) is not None:
-                raise RecordingDiffers(f"{bucket.rows} rows over {bucket.width} blocks: {difference}")
-    finally:
-        static_inputs.inputs.zero_()
-    return lambda bucket: replays[bucket]()
-
-
-def capture_graphs_or_log(
-    static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record
-) -> Compute | None:
-    """Captures graphs; logs an error and returns None, so that steps run eagerly."""
-    try:
-        return capture_graphs(static_inputs, buckets, record)
+        try:
+            for bucket in sorted(buckets, reverse=True):
+                _fill_with_dummies(static_inputs, salt=1)
+                replays[bucket] = record(partial(static_inputs.compute, bucket))
+                _fill_with_dummies(static_inputs, salt=2)
+                expected = static_inputs.compute(bucket).clone()
+                if (difference := difference_of(expected, replays[bucket]())) is not None:
+                    raise RecordingDiffers(f"{bucket.rows} rows over {bucket.width} blocks: {difference}")
+        finally:
+            static_inputs.inputs.zero_()
     except Exception as error:  # noqa: BLE001 - any operation that cannot be captured
         log.warning(
             "steps are not recorded as CUDA graphs, but computed operation by operation: %s", describe(error)
         )
         return None
+    return lambda bucket: replays[bucket]()
 
 
 def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
@@ -166,7 +161,7 @@ def choose_decoding(
         return DecodingChoice("static", StaticDecoder(static_inputs, buckets, static_inputs.compute))
     progress(f"recording {len(buckets)} shapes of steps as CUDA graphs")
     with torch.inference_mode():
-        compute = capture_graphs_or_log(static_inputs, buckets, CudaRecorder())
+        compute = capture_graphs(static_inputs, buckets, CudaRecorder())
     if compute is not None:
         return DecodingChoice("graphs", StaticDecoder(static_inputs, buckets, compute))
     if config.decode == "graphs":

@@ -125,23 +125,23 @@ class ForwardCheck:
             steps = [[(first, 0, end), (second, 0, end)], [(first, end, 1), (second, end, 1)]]
         if way.kind == "packed":
             del steps[2:]  # a pass whatever its tokens: one more would find nothing that these do not
-        found: dict[str, list[Tensor]] = {}
+        by_part: dict[str, list[Tensor]] = {}
         for step in steps:
             for (sequence, start, count), own in zip(step, compute_rows(logits, step, TOKENS), strict=True):
                 row = 0 if sequence is first else 1
                 part = "tokens after a first chunk" if start else f"prompt {row + 1}"
                 expected = self._expected[row, start : start + count]
-                found.setdefault(part, []).append(distances(own, expected))
+                by_part.setdefault(part, []).append(distances(own, expected))
         first.blocks, second.blocks = [], []
-        return self._fault(found)
+        return self._fault(by_part)
 
-    def _fault(self, found: Mapping[str, Sequence[Tensor]]) -> str | None:
-        """`found` has the distances of rows of several parts.
+    def _fault(self, by_part: Mapping[str, Sequence[Tensor]]) -> str | None:
+        """`by_part` has the distances of rows of several parts.
 
         In few bits, rounding may lead a row to other experts. So of a model with experts a part is wrong if
         two thirds of its rows are: what is computed wrongly is wrong in nearly all rows.
         """
-        for part, rows in found.items():
+        for part, rows in by_part.items():
             worst = torch.cat(list(rows)).quantile(self._right_rows, interpolation="lower")
             if worst > self._tolerance and self._own is not None and not self._is_exact:
                 self._widen()
@@ -191,29 +191,29 @@ def has_experts(network: PreTrainedModel) -> bool:
 
 def special_tokens(network: PreTrainedModel) -> set[int]:
     """Ids that stand for pictures, sounds or padding, or may be computed in a way of their own."""
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for config in (network.config, network.config.get_text_config()):
         for name, value in vars(config).items():
             if name.endswith(("token_id", "token_index")):
-                found.update(value if isinstance(value, list) else [value])
-    return found
+                token_ids.update(value if isinstance(value, list) else [value])
+    return token_ids
 
 
-def make_sequence(tokens: Sequence[int], block: int, block_size: int) -> TokenSequence:
-    """A prompt for a check, whose keys and values are in the blocks from `block` on."""
+def make_sequence(tokens: Sequence[int], block: int, block_size: int, room: int = 0) -> TokenSequence:
+    """A prompt for a check, with blocks from `block` on for its tokens and `room` more."""
     greedy = SamplingParams(seed=0, temperature=0.0)
     sequence = TokenSequence(
         EngineRequest(request_id="check", prompt=tuple(tokens), max_tokens=1, sampling=greedy)
     )
-    sequence.blocks = list(range(block, block + -(-len(tokens) // block_size)))
+    sequence.blocks = list(range(block, block + -(-(len(tokens) + room) // block_size)))
     return sequence
 
 
 def compute_rows(logits: Logits, step: Sequence[tuple[TokenSequence, int, int]], rows: int) -> list[Tensor]:
     """The logits of at most the last `rows` tokens of each chunk of a step."""
     plan = tuple(ScheduledChunk(*chunk) for chunk in step)
-    wanted = [
+    logit_rows = [
         PromptLogitRows(c.sequence, c.start, n, range(max(c.count - rows, 0), c.count))
         for n, c in enumerate(plan)
     ]
-    return list(torch.split(logits(plan, wanted)[len(plan) :], [len(each.places) for each in wanted]))
+    return list(torch.split(logits(plan, logit_rows)[len(plan) :], [len(each.places) for each in logit_rows]))

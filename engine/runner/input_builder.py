@@ -20,7 +20,7 @@ from engine.attention.paged_attention import (
 from engine.attention.sdpa import ContiguousRows, DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.device_copies import to_device
 from engine.kv_cache import ContiguousBuffer, ContiguousKVCache, KVCache
-from engine.model.lora_layers import AdapterStep, adapter_indexes_of, adapter_step
+from engine.model.lora_layers import NO_ADAPTER, AdapterStep, adapter_step
 from engine.scheduling.block_pool import BLANK_BLOCK
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -118,7 +118,8 @@ class PackedRow:
         ends = [index for chunk in sampling_first(plan) for index in last_of[chunk.sequence]]
         for rows in logit_rows:
             ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
-        self._adapter_indexes = adapter_indexes_of(chunks, adapters)
+        names = (chunk.sequence.request.adapter for chunk in chunks)
+        self._adapter_indexes = [adapters.get(name, NO_ADAPTER) for name in names] if adapters else []
         lists = (token_ids, positions, ends, self._adapter_indexes)
         self._token_ids, self.positions, self._ends, self._adapters = map(self.stage, lists)
 
@@ -217,8 +218,8 @@ class InputBuilder:
         ]
         begins = accumulate((chunk.count for chunk in several), initial=len(single))
         prompts = [
-            self._prompt_chunk(row, begin, chunk, own, place)
-            for begin, (chunk, place), own in zip(begins, prefills, blocks, strict=False)
+            self._prompt_chunk(row, begin, chunk, own, buffer_row)
+            for begin, (chunk, buffer_row), own in zip(begins, prefills, blocks, strict=False)
         ]
         slot_parts = [row[slots]] if single else []
         slot_parts += [prompt.slots[prompt.past : -1] for prompt in prompts]
@@ -257,14 +258,14 @@ class InputBuilder:
         begin: int,
         chunk: ScheduledChunk,
         blocks: slice,
-        place: tuple[ContiguousBuffer, int] | None,
+        buffer_row: tuple[ContiguousBuffer, int] | None,
     ) -> PromptChunk:
         """Expands blocks to slots on the device, because slots are `block_size` times as many."""
         past, size = chunk.start, self._kv_cache.block_size
         slots = (row[blocks][:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
         slots = torch.cat((slots[: past + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
-        prompt = PromptChunk(begin, begin + chunk.count, past, slots, row=place)
+        prompt = PromptChunk(begin, begin + chunk.count, past, slots, row=buffer_row)
         if self._two_way is None or not chunk.sequence.request.images:
             return prompt
         spans = self._two_way.spans(chunk.sequence, past, past + chunk.count)

@@ -8,9 +8,10 @@ import torch
 
 from engine.attention.selection import BLOCK_SIZE, AttentionChoice, candidates, choose_attention
 from engine.config import EngineConfig, ModelRefused, SchedulerLimits, StepSizes, UnsupportedModel
+from engine.executor import EngineFault
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, kv_budget, retain_freed_memory
 from engine.model.forward_ways import ForwardWay
-from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
+from engine.model.loader import LoadedNetwork, load_model
 from engine.model.lora_layers import Adapters, install_adapters
 from engine.prefix_states import PrefixStates
 from engine.request import describe
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def load_runner(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, SchedulerLimits]:
-    """Loads the model and makes its KV cache. Raises `ModelRefused`."""
-    with raising_model_refused(config.model):
+    """Loads the model and makes its KV cache. Raises `ModelRefused`, after any other error is logged."""
+    try:
         model = load_model(config, progress)
         dtype = str(model.dtype).removeprefix("torch.")
         weights = digests_by_adapter(config.model, config.adapters, dtype)
@@ -38,6 +39,12 @@ def load_runner(config: EngineConfig, progress: Callable[[str], None]) -> tuple[
         if executor.grammars is not None:
             executor.grammars.load_tokenizer()  # holds the GIL for up to a second
         return executor, limits
+    except ModelRefused:
+        raise
+    except (Exception, EngineFault) as error:
+        log.error("loading %s failed", config.model, exc_info=error)
+        sentence = f"The model in {config.model} cannot be loaded: {describe(error, 1000)}"
+        raise ModelRefused(sentence) from error
 
 
 def _first_right_way(
@@ -71,16 +78,16 @@ def _first_right_way(
             executor.choose_drafts()
         return executor, limits
 
-    found = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
-    if found is None and check is not None:
+    loaded = next(filter(None, map(is_right, model.ways if check else model.ways[:1])), None)
+    if loaded is None and check is not None:
         if not check.expect_cached():
             raise UnsupportedModel(f"{name} looks at later tokens, so it is no generator of text.")
-        found = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
+        loaded = next(filter(None, map(is_right, (way for way in model.ways if way.kind == "cached"))), None)
     elif not faults:
         passed.remember()
-    if found is None:
+    if loaded is None:
         raise UnsupportedModel(f"{name} is not computed rightly in any way; {faults[0]}.")
-    return found
+    return loaded
 
 
 def _begin_check(model: LoadedNetwork, progress: Callable[[str], None]) -> ForwardCheck:
@@ -215,13 +222,13 @@ def _cache_sizes(
         a_token, a_request = CachedPasses(model.network, adapters).token_bytes()
     elif model.way.states is not None:
         a_request = sum(t.nbytes for layer in model.way.states.layers for _, _, t in states_of(layer))
-    kept = 0
+    kept_states = 0
     if a_request:
         fits = max(kv_budget(config, gpu_free) // 4 // a_request, 1)
         sizes = sizes._replace(max_running=min(sizes.max_running, 2 * fits))
         if model.way.kind == "states" and not model.way.whole_prompts:
-            kept = min(fits, STATES_OF_A_REQUEST * sizes.max_running)
-    return CacheSizes(max(a_token, 1), a_request * (sizes.max_running + kept), kept), sizes
+            kept_states = min(fits, STATES_OF_A_REQUEST * sizes.max_running)
+    return CacheSizes(max(a_token, 1), a_request * (sizes.max_running + kept_states), kept_states), sizes
 
 
 STATES_OF_A_REQUEST = 4

@@ -242,9 +242,9 @@ class ModelRunner:
         if not self._can_draft or self.model.device.type != "cpu" or blocks > self._kv_cache.blocks:
             return None
         with self.thread_context():
-            found = measure(self._compute_and_sample, size)
+            result = measure(self._compute_and_sample, size)
         self._kv_cache.scrub(range(1, blocks + 1))
-        return found
+        return result
 
     def _compute_and_sample(self, plan: SchedulerOutput) -> None:
         self.begin(plan).sample(lambda _sequence: True).read()

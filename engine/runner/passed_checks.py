@@ -21,8 +21,8 @@ class PassedCheck:
         device: object = torch.cpu.get_capabilities()
         if model.device.type == "cuda":
             device = torch.cuda.get_device_properties(model.device)
-        told = model.model_info.weights, config, device, torch.__version__, transformers.__version__
-        digest = hashlib.sha256(repr(told).encode())
+        conditions = model.model_info.weights, config, device, torch.__version__, transformers.__version__
+        digest = hashlib.sha256(repr(conditions).encode())
         for source in sorted(Path(__file__).parents[1].rglob("*.py")):
             digest.update(source.read_bytes())
         self._file = config.passed_checks and config.passed_checks / digest.hexdigest()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.executor import ForwardHandle, PendingTokens, RowFailure
-from engine.request import EngineRequest, SamplingParams, describe
+from engine.request import describe
+from engine.runner.forward_check import make_sequence
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -68,14 +69,9 @@ def blocks_used(block_size: int) -> int:
 def _make_sequences(vocab_size: int, block_size: int) -> list[TokenSequence]:
     sequences, block = [], 1
     for number, length in enumerate(PROMPT_LENGTHS):
-        prompt = tuple((7 * number + 3 * position + 1) % vocab_size for position in range(length))
-        greedy = SamplingParams(seed=0, temperature=0.0)
-        request = EngineRequest(request_id=f"check {number}", prompt=prompt, max_tokens=4, sampling=greedy)
-        sequence = TokenSequence(request)
-        last = block + -(-(length + 1) // block_size)
-        sequence.blocks = list(range(block, last))
-        block = last
-        sequences.append(sequence)
+        prompt = [(7 * number + 3 * position + 1) % vocab_size for position in range(length)]
+        sequences.append(make_sequence(prompt, block, block_size, room=1))
+        block += len(sequences[-1].blocks)
     return sequences
 
 

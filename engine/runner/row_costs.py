@@ -52,11 +52,8 @@ def _seconds(step: Step, sequences: Sequence[TokenSequence], rows: int, now: Cal
 
 
 def measure_steps(step: Step, block_size: int) -> StepCosts:
-    long = make_sequence([0] * ROWS[-1], 1, block_size)
-    del long.tokens[1:]
-    several = [make_sequence([0, 0], 1 + number, max(block_size, 2)) for number in range(DRAFTS)]
-    for sequence in several:
-        del sequence.tokens[1:]
+    long = make_sequence([0], 1, block_size, room=ROWS[-1] - 1)
+    several = [make_sequence([0], 1 + number, max(block_size, 2), room=1) for number in range(DRAFTS)]
 
     def seconds(sequences: list[TokenSequence], rows: int) -> float:
         return _seconds(step, sequences, rows, perf_counter)
@@ -65,7 +62,7 @@ def measure_steps(step: Step, block_size: int) -> StepCosts:
     is_slow = seconds([long], 1) > SLOW_SECONDS
     tries, numbers = (1, FEW_ROWS) if is_slow else (TRIES, ROWS)
     rounds = [{n: seconds([long], n) for n in numbers} | {0: seconds(several, 2)} for _ in range(tries)]
-    shortest = {n: min(taken[n] for taken in rounds) for n in (*numbers, 0)}
+    shortest = {n: min(times[n] for times in rounds) for n in (*numbers, 0)}
     beside = max(shortest.pop(0) - shortest[2 * DRAFTS], 0.0) / (DRAFTS - 1)
     for sequence in (long, *several):
         sequence.blocks = []
@@ -77,22 +74,21 @@ def fastest_threads(step: Step, block_size: int, now: Callable[[], float] = perf
 
     torch takes a thread for each core that it sees, which may be more than a container may use, or than pays.
     """
-    sequence = make_sequence([0] * ROWS_OF_THREADS[-1], 1, block_size)
-    del sequence.tokens[1:]
+    sequence = make_sequence([0], 1, block_size, room=ROWS_OF_THREADS[-1] - 1)
 
     def seconds(threads: int, rows: int) -> float:
         torch.set_num_threads(threads)
         return min([_seconds(step, [sequence], rows, now) for _ in range(1 + TRIES)][1:])
 
     best = torch.get_num_threads()
-    taken = [seconds(best, rows) for rows in ROWS_OF_THREADS]
+    times = [seconds(best, rows) for rows in ROWS_OF_THREADS]
     while best > 1:
         fewer = [seconds(best // 2, rows) for rows in ROWS_OF_THREADS]
         again = [seconds(best, rows) for rows in ROWS_OF_THREADS]  # something else may have run before
-        taken = [min(pair) for pair in zip(taken, again, strict=True)]
-        if sum(new / old for new, old in zip(fewer, taken, strict=True)) > MUCH_FASTER * len(taken):
+        times = [min(pair) for pair in zip(times, again, strict=True)]
+        if sum(new / old for new, old in zip(fewer, times, strict=True)) > MUCH_FASTER * len(times):
             break
-        best, taken = best // 2, fewer
+        best, times = best // 2, fewer
     sequence.blocks = []
     torch.set_num_threads(best)
     return best

@@ -42,7 +42,9 @@ class StateSlots:
             for layer in template.layers
         ]
 
-    def place(self, plan: SchedulerOutput, kept: Callable[[ScheduledChunk], Sequence[Tensor] | None]) -> None:
+    def place(
+        self, plan: SchedulerOutput, before: Callable[[ScheduledChunk], Sequence[Tensor] | None]
+    ) -> None:
         """Frees the rows of requests that have ended or were preempted, and gives new ones a row.
 
         It has the states that are kept after the tokens before the chunk, or else zeros.
@@ -55,7 +57,7 @@ class StateSlots:
             if chunk.sequence not in placed:
                 row = self._rows.index(None)
                 self._rows[row] = chunk.sequence, chunk.sequence.blocks
-                states = kept(chunk)
+                states = before(chunk)
                 self.lengths[row] = 0 if states is None else chunk.start
                 for n, tensor in enumerate(self._tensors()):
                     tensor[row] = 0 if states is None else states[n]
@@ -119,17 +121,17 @@ class StatePasses:
         builder: InputBuilder | PagedInputBuilder,
         slots: StateSlots,
         block_size: int,
-        kept: PrefixStates | None,
+        prefix_states: PrefixStates | None,
         *,
         alone: bool,
     ) -> None:
-        """`kept` is None if prompts are computed whole. `alone`: no request is in a pass with others."""
+        """`prefix_states` is None if prompts are computed whole. `alone`: each pass has one request only."""
         self._network = network
         self._adapters = adapters
         self._builder = builder
         self._slots = slots
         self._block_size = block_size
-        self._kept = kept
+        self._prefix_states = prefix_states
         self._alone = alone
 
     def logits(self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]) -> Tensor:
@@ -141,7 +143,7 @@ class StatePasses:
         logits = self._decode(singles, prompt_rows) if singles else {}
         for chunk in plan:
             if chunk.sequence not in logits:
-                pieces = whole_prompt if self._kept is None else self._pieces
+                pieces = whole_prompt if self._prefix_states is None else self._pieces
                 logits[chunk.sequence] = compute_chunk(
                     chunk, prompt_rows, self._compute_chunk, pieces, is_current=current[chunk.sequence]
                 )
@@ -160,19 +162,19 @@ class StatePasses:
         return sequence.block_digests(end // self._block_size, self._block_size)[-1]
 
     def _states_before(self, chunk: ScheduledChunk) -> Sequence[Tensor] | None:
-        if self._kept is None or not chunk.start:
+        if self._prefix_states is None or not chunk.start:
             return None
-        states: Sequence[Tensor] | None = self._kept.get(self._digest(chunk.sequence, chunk.start))
+        states: Sequence[Tensor] | None = self._prefix_states.get(self._digest(chunk.sequence, chunk.start))
         return states
 
     def _keep(self, sequence: TokenSequence, row: int, end: int) -> None:
         """Keeps a row's states at the last border of the tokens so far; of an output, only its last ones."""
         self._slots.lengths[row] = end
-        if self._kept is None or end % self._block_size or end < self._border(sequence):
+        if self._prefix_states is None or end % self._block_size or end < self._border(sequence):
             return
-        self._kept.keep(self._digest(sequence, end), self._slots.copy(row))
+        self._prefix_states.keep(self._digest(sequence, end), self._slots.copy(row))
         if (before := end - self._block_size) >= len(sequence.request.prompt):
-            self._kept.drop(self._digest(sequence, before))
+            self._prefix_states.drop(self._digest(sequence, before))
 
     def _decode(
         self, plan: SchedulerOutput, prompt_rows: Sequence[PromptLogitRows]

@@ -33,7 +33,7 @@ class RowLogprobs:
         if top_count:
             values, self.ids = top_in_order(logits, top_count, maxima)
             self.values = values - self.total
-        self.named_ids = None if named_ids is None else logits.gather(1, named_ids) - self.total
+        self.named = None if named_ids is None else logits.gather(1, named_ids) - self.total
 
     def numbers(self, chosen: Tensor) -> Tensor:
         """`[rows, n]` doubles, for one transfer; `chosen` `[rows]` are the sampled tokens' logits.
@@ -43,8 +43,8 @@ class RowLogprobs:
         parts = [(chosen[:, None] - self.total).double()]
         if self.ids is not None and self.values is not None:
             parts += [self.ids.double(), self.values.double()]
-        if self.named_ids is not None:
-            parts.append(self.named_ids.double())
+        if self.named is not None:
+            parts.append(self.named.double())
         return torch.cat(parts, dim=1)
 
 

@@ -72,9 +72,6 @@ class SamplingBatch:
         if 0 < len(self._logprob_rows) < len(rows):
             self._logprob_row_index = to_device(self._logprob_rows, torch.long, device)
 
-    def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
-        return self.begin(logits, mask).read()
-
     def begin(self, logits: Tensor, mask: Mask | None = None) -> "PendingSample":
         """Samples a token for each row of `logits` `[rows, vocabulary]`, which may be changed in place."""
         logits = logits.float().contiguous()

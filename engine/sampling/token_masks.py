@@ -308,6 +308,10 @@ def has_rules(request: EngineRequest) -> bool:
     return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
 
 
+def allows_token(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
 def _is_empty(bits: bytes | bytearray) -> bool:
     return bits == bytes(len(bits))
 

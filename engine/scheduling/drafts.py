@@ -6,7 +6,7 @@ and none beyond the number of rows whose cost was measured.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise, takewhile
 from operator import mul
 from typing import NamedTuple
@@ -52,7 +52,9 @@ class DraftPlanner:
         for sequence in sequences:
             most = min(sequence.request.max_tokens - sequence.output_count - 1, MAX_DRAFT, spare)
             if most > 0 and (lookup := _lookup_of(sequence)) is not None and lookup.has_draft:
-                own = list(takewhile(least.__le__, _probabilities(lookup, most)))
+                # By place in the draft, that its token is accepted.
+                probabilities = accumulate(map(lookup.probability, range(most)), mul)
+                own = list(takewhile(least.__le__, probabilities))
                 if own and sum(own) > draft_seconds * rows / seconds[rows]:
                     gains.append((sum(own), own, sequence))
         gains.sort(key=lambda gain: -gain[0])
@@ -82,11 +84,6 @@ class DraftPlanner:
         if tokens and sequence.request.grammar is not None:
             return self._grammar_prefix(sequence, tokens)
         return tokens
-
-
-def _probabilities(lookup: PromptLookup, count: int) -> Iterator[float]:
-    """By place in the draft, that its token is accepted."""
-    return accumulate(map(lookup.probability, range(count)), mul)
 
 
 def _lookup_of(sequence: TokenSequence) -> PromptLookup | None:

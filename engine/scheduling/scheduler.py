@@ -224,17 +224,17 @@ class Scheduler:
             if length <= len(sequence.blocks) * size or self._grow(sequence):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
         drafted = [] if self._drafts is None else self._draft(self._drafts, singles, budget)
-        left = budget - len(singles) - sum(chunk.count for chunk in drafted)
+        remaining = budget - len(singles) - sum(chunk.count for chunk in drafted)
         prompts: list[ScheduledChunk] = []
         turn = ImageTurn(whole_images=self.limits.whole_images)
         for sequence in running:
-            if left > 0 and sequence.is_prefill and sequence.blocks:
-                left -= self._add_prefill(prompts, sequence, left, turn)
-        while left > 0 and self._waiting and len(self._running) < self._max_running:
+            if remaining > 0 and sequence.is_prefill and sequence.blocks:
+                remaining -= self._add_prefill(prompts, sequence, remaining, turn)
+        while remaining > 0 and self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting.peek()
             if sequence.request.priority >= priority or not self._admit(sequence):
                 break
-            left -= self._add_prefill(prompts, sequence, left, turn)
+            remaining -= self._add_prefill(prompts, sequence, remaining, turn)
         singles += [chunk for chunk in prompts if chunk.count == 1]
         return (*singles, *drafted, *(chunk for chunk in prompts if chunk.count > 1))
 
@@ -253,8 +253,8 @@ class Scheduler:
             fits = tokens[: len(sequence.blocks) * size - sequence.length]
             if fits:
                 drafted.append(ScheduledChunk(sequence, sequence.length - 1, 1 + len(fits), tuple(fits)))
-        taken = {chunk.sequence for chunk in drafted}
-        singles[:] = [chunk for chunk in singles if chunk.sequence not in taken]
+        drafting = {chunk.sequence for chunk in drafted}
+        singles[:] = [chunk for chunk in singles if chunk.sequence not in drafting]
         return drafted
 
     def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
@@ -337,13 +337,13 @@ class Scheduler:
         assert pending <= set(self._running), "a pending block belongs to a request that does not run"
 
     def _add_prefill(
-        self, chunks: list[ScheduledChunk], sequence: TokenSequence, left: int, turn: ImageTurn
+        self, chunks: list[ScheduledChunk], sequence: TokenSequence, remaining: int, turn: ImageTurn
     ) -> int:
         """Appends the sequence's next chunk; returns its length, which may be 0.
 
-        It has at most `left` tokens, unless prompts are computed whole.
+        It has at most `remaining` tokens, unless prompts are computed whole.
         """
-        start, longest = sequence.num_computed_tokens, min(sequence.remaining, left)
+        start, longest = sequence.num_computed_tokens, min(sequence.remaining, remaining)
         if self.limits.whole_prompts:
             prompt = len(sequence.request.prompt) - sequence.request.output_offset
             longest = max(prompt - start, 1)

@@ -78,13 +78,8 @@ class TokenSequence:
         """Number of output tokens, earlier output (`output_offset`) included."""
         return self.output_count + self.request.output_offset
 
-    @property
-    def must_not_stop(self) -> bool:
-        """`min_tokens` is not reached, so the next token must not be in `ends`."""
-        return self.must_not_stop_after(0)
-
     def must_not_stop_after(self, count: int) -> bool:
-        """Whether this is so after `count` further tokens."""
+        """Whether none of `ends` may come after `count` further tokens: `min_tokens` is not reached."""
         return self.output_position + count < self.request.min_tokens and bool(self.ends)
 
     @property

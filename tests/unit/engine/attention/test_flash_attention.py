@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
+from engine.attention.flash_attention import FlashAttentionBackend, kernel_sources
 from engine.attention.paged_attention import LayerAttentionSpec
-from engine.attention.selection import AttentionChoice, Candidate, choose_attention, load_flash
+from engine.attention.selection import AttentionChoice, Candidate, choose_attention
 from engine.request import Failed
 from tests.support.engines import (
     Bench,
@@ -40,16 +40,18 @@ NEEDS = [
 
 
 def choose(
-    needs: Collection[LayerAttentionSpec], dtype: torch.dtype, sources: Mapping[str, Callable[[], Function]]
+    needs: Collection[LayerAttentionSpec],
+    dtype: torch.dtype,
+    sources: Mapping[str, Callable[[], FlashAttentionBackend]],
 ) -> AttentionChoice:
-    kernels = [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
+    kernels = [Candidate(name, load) for name, load in sources.items()]
     return choose_attention(needs, dtype, CPU, kernels=kernels)
 
 
 def find(
     function: Callable[..., Tensor], *needs: LayerAttentionSpec, dtype: torch.dtype = torch.bfloat16
 ) -> FlashAttentionBackend | None:
-    found = choose(needs, dtype, {"a kernel": lambda: function}).backend
+    found = choose(needs, dtype, {"a kernel": partial(FlashAttentionBackend, "a kernel", function)}).backend
     assert found is None or isinstance(found, FlashAttentionBackend)
     return found
 
@@ -232,7 +234,8 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
         calls += 1
         return flash(**given)
 
-    kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
+    counted.__signature__ = inspect.signature(flash)  # type: ignore[attr-defined]
+    kernel = FlashAttentionBackend("a kernel", counted)
     choice = AttentionChoice("a kernel", 16, kernel)
     attend_with(monkeypatch, choice)
     bench = start_model(path, decode=decode, **settings)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention import sdpa
 from engine.attention.paged_attention import LayerCall
-from engine.attention.sdpa import attend_by_groups, configure_sdpa
+from engine.attention.sdpa import attend_prompt, configure_sdpa
 from engine.kv_cache import KVCache, LayerShape
 from engine.runner.input_builder import InputBuilder
 from engine.scheduling.scheduler import ScheduledChunk
@@ -139,7 +139,7 @@ def test_the_form_for_kernels_computes_the_same(masked: str | None, value_size: 
         expected = scaled_dot_product_attention(
             q, k, v, attn_mask=own, is_causal=own is None, scale=0.3, enable_gqa=True
         )[0].transpose(0, 1)
-        torch.testing.assert_close(attend_by_groups(few.query, key, value, own, few), expected)
+        torch.testing.assert_close(attend_prompt(few.query, key, value, own, few), expected)
 
 
 def _cudnn_is_on() -> bool:

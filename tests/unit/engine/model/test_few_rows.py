@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.model.few_rows import MAX_ROWS, load_few_rows
+from engine.model.few_rows import MAX_ROWS, has_equal_bits, load_few_rows
 from engine.model.prepacked_linear import PrepackedLinear, ProductTrials
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.support.equal_bits import with_equal_bits
@@ -75,7 +75,7 @@ def test_few_rows_have_the_bits_of_more(inputs: int, outputs: int, bias: bool, t
     plain = layer(inputs, outputs, bias=bias)
     few_rows = load_few_rows()
     assert few_rows is not None
-    assert few_rows.has_equal_bits(packed(plain), plain.bias)
+    assert has_equal_bits(few_rows, packed(plain), plain.bias)
     prepacked = PrepackedLinear(plain, ProductTrials(few_rows=load_few_rows()))
     hidden = torch.randn(1, 40, inputs).bfloat16()
     before = torch.get_num_threads()
@@ -104,9 +104,9 @@ def test_numbers_near_the_ends_of_the_range_have_the_same_bits(size: float) -> N
 def test_more_rows_than_there_are_products_for_are_refused() -> None:
     few_rows, plain = load_few_rows(), layer(64, 32, bias=False)
     assert few_rows is not None
-    assert few_rows.multiply(torch.zeros(0, 64).bfloat16(), packed(plain), None).shape == (0, 32)
+    assert few_rows(torch.zeros(0, 64).bfloat16(), packed(plain), None).shape == (0, 32)
     with pytest.raises(ValueError, match="5 rows"):
-        few_rows.multiply(torch.zeros(5, 64).bfloat16(), packed(plain), None)
+        few_rows(torch.zeros(5, 64).bfloat16(), packed(plain), None)
 
 
 @pytest.mark.usefixtures("native")
@@ -115,7 +115,7 @@ def test_shapes_that_onednn_pads_are_its_own(inputs: int, outputs: int) -> None:
     plain = layer(inputs, outputs, bias=False)
     few_rows = load_few_rows()
     assert few_rows is not None
-    assert not few_rows.has_equal_bits(packed(plain), None)
+    assert not has_equal_bits(few_rows, packed(plain), None)
     hidden = torch.randn(2, inputs).bfloat16()
     assert torch.equal(
         PrepackedLinear(plain, ProductTrials(few_rows=load_few_rows()))(hidden),

@@ -1,6 +1,5 @@
 """Greedy tokens after pictures equal `model.generate` with the processor's own tensors, for every family."""
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -140,7 +139,7 @@ def test_static_and_pipelined_steps_give_the_same(model: VisionFamily, settings:
 def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_picture(
     model: VisionFamily, decode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = FlashAttentionBackend("a kernel", flash, inspect.signature(flash).parameters)
+    kernel = FlashAttentionBackend("a kernel", flash)
     choice = AttentionChoice("a kernel", 16, kernel)
     attend_with(monkeypatch, choice)
     bench = model.start(decode=decode)

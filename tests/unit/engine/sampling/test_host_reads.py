@@ -124,7 +124,7 @@ def test_the_tokens_are_those_of_a_host_that_looks(seed: int, host_reads: Callab
     sampled = []
     for reads in (True, False):
         host_reads(reads)
-        sampled.append(SamplingBatch(rows, size, CPU).sample(logits.clone()))
+        sampled.append(SamplingBatch(rows, size, CPU).begin(logits.clone()).read())
     assert sampled[0] == sampled[1]
 
 
@@ -164,5 +164,5 @@ def test_a_row_whose_attempts_are_used_up_takes_its_likeliest_token(
     monkeypatch.setattr("engine.sampling.token_sampler.attempts_for", lambda _top_p, _size: 0)
     rows = [RowSampling(SamplingParams(seed=n, top_p=0.001), 3) for n in range(8)]
     logits = torch.rand(8, 1000, generator=torch.Generator().manual_seed(2))
-    sampled = SamplingBatch(rows, 1000, CPU).sample(logits.clone())
+    sampled = SamplingBatch(rows, 1000, CPU).begin(logits.clone()).read()
     assert [each.token_id for each in sampled] == logits.argmax(dim=1).tolist()  # type: ignore[union-attr]

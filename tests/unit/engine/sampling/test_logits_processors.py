@@ -52,7 +52,7 @@ def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: A
 def sample(
     logits: torch.Tensor, draws: list[RowSampling], mask: Mask | None = None
 ) -> list[SampledToken | RowFailure]:
-    return SamplingBatch(draws, logits.shape[1], logits.device).sample(logits, mask)
+    return SamplingBatch(draws, logits.shape[1], logits.device).begin(logits, mask).read()
 
 
 def change_logits(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts]) -> None:

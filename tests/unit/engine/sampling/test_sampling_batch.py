@@ -15,7 +15,7 @@ MANY = 400
 
 def sample(logits: torch.Tensor, draws: list[RowSampling]) -> list[int | None]:
     """The token ids alone."""
-    results = SamplingBatch(draws, logits.shape[1], logits.device).sample(logits.clone())
+    results = SamplingBatch(draws, logits.shape[1], logits.device).begin(logits.clone()).read()
     return [result.token_id if isinstance(result, SampledToken) else None for result in results]
 
 
@@ -132,7 +132,7 @@ def test_a_large_top_k_costs_little_more_than_a_small_one() -> None:
         for _ in range(4):
             fresh = logits.clone()
             began = time.thread_time()
-            batch.sample(fresh)
+            batch.begin(fresh).read()
             times.append(time.thread_time() - began)
         return min(times)
 
@@ -253,7 +253,7 @@ def test_log_probabilities_have_the_same_bits_alone_and_beside_others(vocabulary
     rows = [
         RowSampling(SamplingParams(seed=row, temperature=1.0), position=3, logprobs=2) for row in range(16)
     ]
-    together = SamplingBatch(rows, vocabulary, device).sample(logits.clone())
+    together = SamplingBatch(rows, vocabulary, device).begin(logits.clone()).read()
     for row, draw in enumerate(rows):
-        alone = SamplingBatch([draw], vocabulary, device).sample(logits[row : row + 1].clone())
+        alone = SamplingBatch([draw], vocabulary, device).begin(logits[row : row + 1].clone()).read()
         assert alone == together[row : row + 1]
