@@ -54,6 +54,7 @@ REACH = {
     "server/console/pages/history.py:_CUT_ESCAPE": HEADER,
     "server/store/console/reader_session.py:_NAME": 20_000,  # a query of the console
     "server/store/transfer.py:_NUL": TEXT,  # a value of an import
+    "server/store/content/item_rows.py:_IMAGE_TYPE": TEXT,  # the head of a data URL
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "tool_servers/browser/page.py:_CHARSET": PAGE,
     "tool_servers/browser/page.py:from_html": PAGE,  # a literal and digits
