@@ -160,7 +160,7 @@ def with_loaded_tools(conversation: PromptConversation, items: Sequence[Item]) -
 
 
 def describe_found(tools: Sequence[PromptTool], output: ToolSearchOutput) -> str:
-    """The result of a search as the model reads it: the definitions of the output tools that it may call."""
+    """The result of a search as the model reads it: the definitions of the found tools that it may call."""
     keys = _loaded([output])
     schemas = [function_schema(tool.prompt_name, tool)["function"] for tool in tools if _is_in(keys, tool)]
     if not schemas:

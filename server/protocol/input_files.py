@@ -122,7 +122,8 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     answer = _cache.get(key)
     if answer is None:
         answer = _run_worker(content, most_bytes)
-        _cache.put(key, answer)
+        if answer.get("error") != "heavy":  # which may be for a reason that passes
+            _cache.put(key, answer)
     if "text" in answer:
         return answer["text"]
     if answer["error"] == "empty" and not needs_text:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from server.store import arrays
 from server.store.cluster.leases import Fenced
-from server.store.timeout_connection import execute
+from server.store.driver_statements import execute
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

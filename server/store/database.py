@@ -25,14 +25,12 @@ from server.store.database_errors import (
     is_read_only,
     is_unavailable,
 )
+from server.store.driver_statements import as_database_error, execute_later, psycopg_connection
 from server.store.timeout_connection import (
     REQUEST_TIMEOUTS,
     SessionSettings,
     TimeoutConnection,
-    as_database_error,
     connect,
-    execute_later,
-    psycopg_connection,
     synchronous,
 )
 

@@ -30,8 +30,9 @@ from server.store import arrays
 from server.store.cluster.leases import Fenced
 from server.store.commit_probe import Probe, fence_query, read_time
 from server.store.content.storage_usage import adding
+from server.store.driver_statements import execute, psycopg_connection
 from server.store.log_read import FOLDED_ROWS
-from server.store.timeout_connection import TimeoutConnection, execute, psycopg_connection
+from server.store.timeout_connection import TimeoutConnection
 
 log = logging.getLogger("holdfast.events")
 

@@ -13,13 +13,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from server.errors import ConfigError, DatabaseAway
-from server.store.timeout_connection import (
-    REQUEST_TIMEOUTS,
-    as_database_error,
-    connect,
-    synchronous,
-    with_network_timeouts,
-)
+from server.store.driver_statements import as_database_error
+from server.store.timeout_connection import REQUEST_TIMEOUTS, connect, synchronous, with_network_timeouts
 
 _PROBE = """
     select current_setting('statement_timeout'), pg_backend_pid(), current_database(),

@@ -10,8 +10,8 @@ transaction, so that no lock outlives its owner.
 
 import re
 import select
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -28,10 +28,6 @@ from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-
-from server.store.database_errors import DatabaseError
 
 SessionSettings: TypeAlias = Mapping[str, str]
 """Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
@@ -388,47 +384,3 @@ def with_network_timeouts(url: str) -> str:
 
 def _json_text(document: str | bytes) -> str:
     return document.decode() if isinstance(document, bytes) else document
-
-
-@contextmanager
-def psycopg_connection(connection: Connection, statement: str = "copy") -> Iterator[TimeoutConnection]:
-    """The underlying psycopg connection, in the same transaction. Raises DatabaseError, with `statement`.
-
-    A connection that is lost is invalidated, so that the transaction's end does not hide why it was.
-    """
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, TimeoutConnection)
-    try:
-        yield raw
-    except psycopg.Error as error:
-        if raw.closed:
-            connection.invalidate(error)
-        raise as_database_error(statement, error) from error
-
-
-def execute(
-    connection: Connection, statement: tuple[str, Sequence[str]], parameters: Mapping[str, object]
-) -> list[tuple[Any, ...]]:
-    """The rows of a statement of `arrays.with_numbers` in the same transaction, without SQLAlchemy's part of
-    it, which takes longer than the driver's. Raises DatabaseError.
-    """
-    query, names = statement
-    with psycopg_connection(connection, query) as raw:
-        return raw.run(query, [parameters[name] for name in names], prepare=False)
-
-
-def execute_later(
-    connection: Connection, statement: tuple[str, Sequence[str]], parameters: Mapping[str, object]
-) -> None:
-    """Has a statement as of `execute`, whose rows are not needed, sent with the transaction's next one, or
-    with its commit: an exchange with Postgres costs more than the statement. Raises DatabaseError.
-    """
-    query, names = statement
-    with psycopg_connection(connection, query) as raw:
-        raw.later(query, [parameters[name] for name in names])
-
-
-def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
-    translated = DBAPIError.instance(statement, None, error, psycopg.Error)
-    assert isinstance(translated, DatabaseError)
-    return translated

@@ -4,7 +4,6 @@ client; others are ignored unless `tool_choice` names one.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -236,9 +235,11 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
             raise InvalidRequest("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
         if is_served(element):
             tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
-    for name, count in Counter(tool.name for tool in tools).items():
-        if count > 1:
-            raise invalid_value(f"There are two tools called '{name}'.", path)
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            raise invalid_value(f"There are two tools called '{tool.name}'.", path)
+        seen.add(tool.name)
     return tools
 
 

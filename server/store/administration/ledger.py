@@ -16,8 +16,8 @@ from server.store import arrays
 from server.store.administration import budget_standings, spend, usage_days
 from server.store.administration.model_prices import COST
 from server.store.content.deletion import ExpiredRange
+from server.store.driver_statements import execute_later
 from server.store.tables import usage_ledger
-from server.store.timeout_connection import execute_later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

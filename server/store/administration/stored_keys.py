@@ -14,9 +14,9 @@ from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Sc
 from server.protocol.list_pages import ALL_NEWEST_FIRST, PageRequest
 from server.store.administration import tenants
 from server.store.arrays import with_numbers
+from server.store.driver_statements import execute
 from server.store.keyset_page import rows_after
 from server.store.tables import api_keys, key_requirement, seal_keys
-from server.store.timeout_connection import execute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ from sqlalchemy import Connection, text
 
 from server.store.database import ASYNCHRONOUS, Database
 from server.store.database_errors import DatabaseError, TransientError
-from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
+from server.store.driver_statements import psycopg_connection
+from server.store.timeout_connection import REQUEST_TIMEOUTS
 from server.supervised_thread import SupervisedThread, Worker
 
 log = logging.getLogger("holdfast.notify")

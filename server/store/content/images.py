@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 
 from server.store import arrays
 from server.store.content.storage_usage import IMAGE_BYTES, adding, removing
-from server.store.timeout_connection import psycopg_connection
+from server.store.driver_statements import psycopg_connection
 
 T = TypeVar("T")
 MAX_STATEMENT_BYTES = 16 * 1024 * 1024

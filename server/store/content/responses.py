@@ -25,10 +25,10 @@ from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY, add
 from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.database import Database
 from server.store.database_errors import OwnershipLost
+from server.store.driver_statements import execute
 from server.store.keyset_page import distinct
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 from server.store.tables import READABLE, responses
-from server.store.timeout_connection import execute
 
 
 class ResponseKey(NamedTuple):

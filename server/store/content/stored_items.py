@@ -13,8 +13,8 @@ from server.protocol.list_pages import PageRequest
 from server.store.arrays import literal, with_numbers
 from server.store.content.item_rows import COLUMNS, NEW_ITEMS, VALUES, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, adding
+from server.store.driver_statements import execute_later
 from server.store.tables import READABLE, items, responses
-from server.store.timeout_connection import execute_later
 
 INPUT: Final = 0
 OUTPUT: Final = 1

@@ -17,9 +17,9 @@ from sqlalchemy import ColumnElement, Connection, and_, func, select, text, upda
 from server.protocol.list_pages import PageRequest
 from server.store import arrays
 from server.store.content.responses import ResponseKey
+from server.store.driver_statements import execute_later
 from server.store.keyset_page import distinct, rows_after
 from server.store.tables import webhook_deliveries
-from server.store.timeout_connection import execute_later
 
 RETRIED_FOR = timedelta(hours=72)
 """The time of attempts after a response's end or a redelivery; OpenAI's value."""

@@ -14,7 +14,7 @@ from server.store import arrays
 from server.store import database as database_module
 from server.store.database import Connection, Database, clock, commit_synchronously
 from server.store.database_errors import AlreadyThere, DatabaseError
-from server.store.timeout_connection import execute, execute_later, psycopg_connection
+from server.store.driver_statements import execute, execute_later, psycopg_connection
 
 
 @pytest.fixture

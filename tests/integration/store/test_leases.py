@@ -13,8 +13,8 @@ from server.store import log_append
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
+from server.store.driver_statements import psycopg_connection
 from server.store.log_append import append_and_commit
-from server.store.timeout_connection import psycopg_connection
 from tests.support.builders import TENANT, SpyHub, accept, kill, register
 from tests.support.eventually import eventually
 from tests.support.listeners import Listener

@@ -9,9 +9,10 @@ from sqlalchemy import Connection, text
 
 from server.store.cluster.leases import register_replica
 from server.store.database import Database, commit_synchronously
+from server.store.driver_statements import psycopg_connection
 from server.store.log_append import append_and_commit
 from server.store.session_check import probe
-from server.store.timeout_connection import RECORDER_TIMEOUTS, REQUEST_TIMEOUTS, connect, psycopg_connection
+from server.store.timeout_connection import RECORDER_TIMEOUTS, REQUEST_TIMEOUTS, connect
 
 SHOWN = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
 
