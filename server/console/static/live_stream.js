@@ -6,7 +6,7 @@ const RETRY_MS = 1500;
 const DONE = "[DONE]";
 
 // Whether the server refuses to go on after that event, which it does not have any more.
-async function isForked(address, lastId) {
+export async function isForked(address, lastId) {
   const abort = new AbortController();
   try {
     const headers = lastId ? { "last-event-id": lastId } : {};

@@ -1,10 +1,10 @@
 // The playground: follows the answer that is being generated, lists its events, sends with Ctrl+Enter.
 
-import { EventLog } from "./event_log.js";
-import { LiveStream } from "./live_stream.js";
+import { isForked } from "./live_stream.js";
 
 const MAX_EVENTS = 500;
 const PAYLOAD_CHARS = 400;
+const RETRY_MS = 1500;
 const form = document.getElementById("playground");
 const list = document.getElementById("events");
 const running = document.getElementById("running");
@@ -35,16 +35,40 @@ function showDelta(event) {
   }
 }
 
-// Calls `onEvent` with each event of a response once, in order, and `onEnd` after the last one. If the database has
-// lost events that were shown, the page is loaded again.
+// Calls `onEvent` with each event of a response once, in order, and `onEnd` after the last one. A connection
+// that breaks is made again by the EventSource, or here if the server refused it. If the database has lost events
+// that were shown, the page is loaded again.
 function follow(name, onEvent, onEnd) {
-  const log = new EventLog(`/console/responses/${name}`);
-  new LiveStream(log, () => 0, {
-    onEvent: () => onEvent(log.events.at(-1).payload),
-    onEnd,
-    onBreak: () => {},
-    onFork: () => location.reload(),
-  });
+  let last = -1;
+  let lastId = "";
+  const connect = () => {
+    const after = last < 0 ? "" : `?starting_after=${lastId}`;
+    const address = `/console/responses/${name}/stream${after}`;
+    const source = new EventSource(address);
+    source.addEventListener("message", ({ data, lastEventId }) => {
+      if (data === "[DONE]") {
+        source.close();
+        onEnd();
+        return;
+      }
+      const event = JSON.parse(data);
+      if (event.type === "error") {
+        source.close();
+        location.reload();
+        return;
+      }
+      if (event.sequence_number <= last) return;
+      last = event.sequence_number;
+      lastId = lastEventId;
+      onEvent(event);
+    });
+    source.addEventListener("error", async () => {
+      if (source.readyState !== EventSource.CLOSED) return;
+      if (await isForked(address, lastId)) location.reload();
+      else setTimeout(connect, RETRY_MS);
+    });
+  };
+  connect();
 }
 
 function showRunning(event) {
