@@ -72,7 +72,7 @@ class FlashAttentionBackend:
     """FlashAttention 3. One call computes any mix of prefill and decode, as in torch's kernel."""
 
     def __init__(self, name: str, function: Function) -> None:
-        """Raises `ValueError` if the kernel lacks a parameter that every model needs."""
+        """Raises `ValueError` if the kernel has no signature, or lacks a parameter that every model needs."""
         parameters = inspect.signature(function).parameters
         missing = sorted(REQUIRED_PARAMETERS - set(parameters))
         self._table_parameter = next((other for other in TABLE_NAMES if other in parameters), None)

@@ -207,7 +207,7 @@ class Summary:
     request: CreateResponse
     """Names the model that writes the summary, and has the conversation's instructions."""
     response: UUID
-    """The response that is compacted, or the compaction; its time is the date in the prompt of `make_request`."""
+    """The response or the compaction, whose id has the date that stands in the prompt of `make_request`."""
     transcript: str
     context: int
     """Tokens that the compacted context may have."""

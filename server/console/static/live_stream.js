@@ -51,7 +51,7 @@ export class LiveStream {
       this.lastId = lastEventId;
       this.onEvent();
     } else if (payload.sequence_number > this.log.events.length) {
-      this.connectAgain(0);
+      this.connectAgain();
     }
   }
 
@@ -60,11 +60,12 @@ export class LiveStream {
     this.onBreak();
     if (this.source.readyState !== EventSource.CLOSED) return;
     if (await isForked(this.address, this.lastId)) this.onFork();
-    else this.connectAgain(RETRY_MS);
+    else this.connectAgain();
   }
 
-  connectAgain(milliseconds) {
+  // After a pause: a log in which an event is missing sends the next one again at once.
+  connectAgain() {
     this.source.close();
-    setTimeout(() => this.connect(), milliseconds);
+    setTimeout(() => this.connect(), RETRY_MS);
   }
 }

@@ -291,11 +291,12 @@ def cancel(call: ApiCall) -> Answer | objects.Response:
 )
 def input_items(call: ApiCall) -> Page[Raw]:
     """Pictures' URLs are given only if `include` names them."""
+    page_request = query.page_request(call.request)
     page = list_input_items(
         call.database,
         call.caller.tenant,
         response_id(call.request),
-        query.page_request(call.request),
+        page_request,
         image_urls=IMAGE_URLS in query.include_values(call.request),
     )
     if page is None:
