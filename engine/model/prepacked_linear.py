@@ -212,8 +212,8 @@ class ProductTrials:
         self._known: dict[tuple[int, int, bool], ProductForms] = {}
 
     def forms_of(self, product: Tensor, convolution: Tensor | None, bias: Tensor | None) -> ProductForms:
-        """The forms for a layer's shape, tried with its weights: packed for products, and for convolutions unless
-        that is None.
+        """The forms for a layer's shape, tried with its weights: packed for products, and for convolutions
+        unless that is None.
         """
         outputs, inputs = product.shape
         key = outputs, inputs, bias is None
