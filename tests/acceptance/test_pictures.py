@@ -248,7 +248,7 @@ def test_an_answer_about_a_picture_goes_on_after_kill_9_with_the_same_text(
         assert row is not None
         response = f"resp_{row[0].hex}"
     again = OpenAI(base_url=second.api, api_key="none", max_retries=0)
-    eventually(lambda: again.responses.retrieve(response).status == "completed")
+    eventually(lambda: again.responses.retrieve(response).status == "completed", within=60)
     assert again.responses.retrieve(response).output_text == whole
 
 
