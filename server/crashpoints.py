@@ -22,8 +22,11 @@ CRASHPOINTS = frozenset({
 KILLED_EXIT = 137
 """The exit status that a shell reports after SIGKILL."""
 
-_armed: dict[str, int] = {}
-"""The point at which the process dies, and the passes left until then. Empty but in tests."""
+
+ARMED: dict[str, int] = {}
+"""The point at which the process dies, and the passes left until then. Empty but in tests: code that every
+request runs asks this before it passes a point.
+"""
 _lock = threading.Lock()
 
 
@@ -32,9 +35,9 @@ def arm(where: str | None) -> None:
     name, _, count = (where or "").partition(":")
     if name and name not in CRASHPOINTS:
         raise ValueError(f"There is no crash point {name!r}; there are {', '.join(sorted(CRASHPOINTS))}.")
-    _armed.clear()
+    ARMED.clear()
     if name:
-        _armed[name] = int(count or 1)
+        ARMED[name] = int(count or 1)
 
 
 def crashpoint(name: str) -> None:
@@ -45,11 +48,11 @@ def crashpoint(name: str) -> None:
 
 def is_last_pass(name: str) -> bool:
     """Counts a pass; True if the caller has to call `die`."""
-    if name not in _armed:
+    if name not in ARMED:
         return False
     with _lock:
-        _armed[name] -= 1
-        return _armed[name] == 0
+        ARMED[name] -= 1
+        return ARMED[name] == 0
 
 
 def die() -> NoReturn:

@@ -10,7 +10,7 @@ import msgspec
 
 from server.admission.idempotency import claim_key
 from server.admission.prepare_runs import NewRun
-from server.crashpoints import crashpoint
+from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.generation.run import RunFacts
@@ -89,7 +89,8 @@ class Acceptance:
         if len(written) > 1 or not written[0].is_one_statement:
             self._write(written)
         else:
-            crashpoint("accept.written")  # the statement commits itself
+            if ARMED:
+                crashpoint("accept.written")  # the statement commits itself
             try:
                 insert = responses.committing_insert(*written[0].content, self._replica)
                 committed = self._database.scalar(*insert)
@@ -97,7 +98,8 @@ class Acceptance:
                 committed = False
             if not committed:
                 self._write(written, tries=1)
-        crashpoint("accept.committed")
+        if ARMED:
+            crashpoint("accept.committed")
         return accepted
 
     def _write(self, written: Sequence["_Written"], *, tries: int = 0) -> None:

@@ -24,7 +24,7 @@ from server.admission.request_validation import (
 )
 from server.caller import Caller
 from server.configuration.settings import Config
-from server.crashpoints import crashpoint
+from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
@@ -349,8 +349,9 @@ class Admission:
         except Exception:
             self._leave(new)
             raise
-        crashpoint("accept.begun")
-        if not new.approvals:  # whose calls come before the engine's first request
+        if ARMED:
+            crashpoint("accept.begun")
+        if not new.waits_for_calls:
             try:
                 self._served.engine.submit(new.checked)
             except Exception as error:
@@ -358,7 +359,8 @@ class Admission:
                 if isinstance(error, RequestRefused):
                     raise refusal(error, new.resolved.request) from error
                 raise
-        crashpoint("accept.submitted")
+        if ARMED:
+            crashpoint("accept.submitted")
         return AcceptedResponse(
             new.response, channel, new.resolved_input.items, new.resolved_input.read_bytes
         )

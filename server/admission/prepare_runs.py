@@ -88,6 +88,11 @@ class NewRun:
         return self.resolved.response
 
     @property
+    def waits_for_calls(self) -> bool:
+        """Whether calls that the input approves are made before the engine gets a request."""
+        return bool(self.approvals)
+
+    @property
     def approvals(self) -> Mapping[str, str]:
         """The requests whose calls the input approves: the ids that they were sent with by those of here."""
         if not (self.turns.has_hosted_tools and self.prepared.wants_output):
