@@ -41,6 +41,7 @@ from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
+from server.request_input.resolve_input import read_request_input
 from server.request_input.template_input import read_templated_input
 from server.store.administration.rate_buckets import Unused
 from server.store.database import Database
@@ -207,7 +208,10 @@ class Admission:
             self._recorder.capacity.check(caller, len(choices))
         if input_items is None:
             (request,) = choices
-            request, input_items = read_templated_input(self._database, caller.tenant, request)
+            if request.prompt is None:
+                request, input_items = read_request_input(request)
+            else:
+                request, input_items = read_templated_input(self._database, caller.tenant, request)
             choices = [request]
         return ParsedCreate(
             caller=caller,

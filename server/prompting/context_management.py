@@ -40,13 +40,14 @@ LOOP_SHARE = 4
 turns fit in before the next compaction. A newest result that is longer has half of it."""
 
 
-def prepare_first_turn(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
-    """The first turn of a response: the summary's if its context is compacted, else the answer's.
+def prepare_with_compaction(
+    served: LoadedModel, resolved: ResolvedRequest, settings: Sequence[ContextManagement]
+) -> Prepared:
+    """The first turn of a response with `context_management`: the summary's if it has one, else the answer's.
 
     Raises ApiError as `prepare` does.
     """
-    settings = resolved.request.context_management
-    if not settings or resolved.request.prewarms:
+    if resolved.request.prewarms:
         return prepare(served, resolved)
     triggered = any(entry.type == COMPACTION_TRIGGER for entry in settings)
     if approved_calls(resolved.items):

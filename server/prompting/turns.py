@@ -23,7 +23,7 @@ from server.generation.output_decoding import DecodingSpec, no_decoding
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.chat_output_parser import PlainParser
 from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
-from server.prompting.context_management import prepare_first_turn, prepare_later_turn
+from server.prompting.context_management import prepare_later_turn, prepare_with_compaction
 from server.prompting.engine_request import (
     SEALED_REASONING,
     Prepared,
@@ -60,10 +60,12 @@ def first_turn(
     With `generate` false the response completes without output when its prompt is prefilled. Raises ApiError
     or InvalidRequest.
     """
-    if generate:
-        prepared = prepare_first_turn(served, resolved)
-    else:
+    if not generate:
         prepared = prepare(served, resolved).without_output()
+    elif resolved.request.context_management:
+        prepared = prepare_with_compaction(served, resolved, resolved.request.context_management)
+    else:
+        prepared = prepare(served, resolved)
     has_hosted_tools = any(
         isinstance(tool, McpTool) or (isinstance(tool, ToolSearchTool) and tool.execution == "server")
         for tool in resolved.tools

@@ -1,6 +1,7 @@
 """The prompt of a response: its conversation checked, written by the model format, truncated to fit."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +12,7 @@ import msgspec
 from server.errors import InvalidRequest
 from server.generation.client_tools import prompt_tool
 from server.generation.hosted_items import items_for_model
-from server.limits.long_prompts import ITEM_CHARACTERS
+from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
 from server.model_formats.model_format import (
     ModelFormat,
     Prompt,
@@ -37,6 +38,8 @@ from server.protocol.responses import tools as wire
 from server.protocol.responses.items import Item, Message, text_of
 from server.protocol.responses.request import CreateResponse, SharedParameters, TextFormat
 from server.sealing.sealed_items import unseal_items
+
+_AUTOMATIC = wire.ToolChoice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ def write_prompt(served: LoadedModel, resolved: ResolvedRequest, *, max_tokens: 
     are only counted. Raises ApiError for what cannot be written, and for a longer prompt.
     """
     context, request, items = served.model_info.context_length, resolved.request, resolved.items
-    grammar = structured_output_grammar(request)
+    grammar = None if request.structured_outputs is None else structured_output_grammar(request)
     if not all(isinstance(item, Message) for item in items):
         items = unseal_items(items, served.seal, resolved.tenant)
     created_at = datetime.fromtimestamp(unix_seconds(resolved.response), UTC)
@@ -81,7 +84,7 @@ def write_prompt(served: LoadedModel, resolved: ResolvedRequest, *, max_tokens: 
     characters = characters_of(conversation)
     work = characters + ITEM_CHARACTERS * len(items)
     try:
-        with served.long_prompts.slot(resolved.tenant, work):
+        with served.long_prompts.slot(resolved.tenant, work) if work > LONG_CHARACTERS else nullcontext():
             prompt = write_within(
                 served.model_format, conversation, limit, characters, room, resolved.dropped_items
             )
@@ -157,7 +160,7 @@ def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> PromptConversation:
     """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
-    choice = wire.read_choice(request.tool_choice, list(tools))
+    choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return PromptConversation(
         items=items,

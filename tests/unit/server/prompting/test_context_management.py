@@ -8,7 +8,7 @@ from engine.request import TokenUsage
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.model_formats.model_format import Prompt, PromptConversation
-from server.prompting.context_management import _text_only, prepare_first_turn
+from server.prompting.context_management import _text_only, prepare_with_compaction
 from server.prompting.engine_request import prepare
 from server.prompting.write_prompt import ResolvedRequest
 from server.protocol.responses.events import Event, first_events
@@ -113,5 +113,5 @@ def test_a_context_below_the_threshold_is_written_once(
         return write(model_format, conversation)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(DEMO), "write", counted)
-    assert prepare_first_turn(served(), resolved) == plain
+    assert prepare_with_compaction(served(), resolved, settings) == plain
     assert len(written) == 1
