@@ -70,9 +70,10 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
         else:
             check_files(folder, with_weights=True)
             check_template(folder, config.chat_template)
+            requested = engine_config(config, folder, read_adapters(config))
             with refused_without_torch():
                 from engine.load_diagnosis import diagnose
-            yield from describe_engine(diagnose(engine_config(config, folder, read_adapters(config)), say))
+            yield from describe_engine(diagnose(requested, say))
         yield from describe_format(read_format(config, folder))
     except UnsupportedModel as error:
         yield problem("engine", _sentence(f"{error} {OTHER_ENGINE}"))
