@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.limits.disk_space import Disk
 from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import purge
 from server.store.content import storage_usage
 from server.store.database import Database
-from server.store.disk_space import Disk
 from server.store.schema.upgrade import upgrade
 from tests.support.old_partitions import days_ago, fill, make_partitions
 

@@ -27,6 +27,7 @@ from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.disk_space import Disk
 from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
@@ -45,7 +46,6 @@ from server.protocol.responses.events import FIRST_EVENTS, frame
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
 from server.request_input.resolve_input import read_request_input
-from server.store.disk_space import Disk
 from server.store.schema.upgrade import upgrade
 from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT

@@ -171,10 +171,18 @@ def _shared(fixture: str, database_url: str, settings: Mapping[str, object]) -> 
         del _sharers[fixture]
 
 
+def _fixtures(item: pytest.Item) -> set[str]:
+    """The names of a test's fixtures, and of those that it asks for by its parameters."""
+    function = cast("pytest.Function", item)
+    parameters = function.callspec.params.values() if hasattr(function, "callspec") else ()
+    return {*function.fixturenames, *(value for value in parameters if isinstance(value, str))}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    used = _fixtures(item)
     for fixture, sharer in _sharers.items():
-        if fixture in cast("pytest.Function", item).fixturenames:
+        if fixture in used:
             sharer.use()
 
 
@@ -183,8 +191,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Between files, because a module's fixtures may know what a server has in its memory."""
     if nextitem is None or nextitem.path == item.path:
         return
+    used = _fixtures(nextitem)
     for fixture, sharer in _sharers.items():
-        if fixture not in cast("pytest.Function", nextitem).fixturenames:
+        if fixture not in used:
             sharer.pause_if_idle()
 
 

@@ -30,6 +30,7 @@ from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
 from server.hosted_tools.tool_loop import ToolLoop
 from server.limits.budgets import BudgetReservation, Budgets, Demand
+from server.limits.disk_space import Disk
 from server.limits.rate_limits import RateLimits, RateReservation, reserved_tokens
 from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.logs.context import current_origin, note_responses
@@ -45,7 +46,6 @@ from server.request_input.resolve_input import read_request_input
 from server.request_input.template_input import read_templated_input
 from server.store.administration.rate_buckets import Unused
 from server.store.database import Database
-from server.store.disk_space import Disk
 
 MAX_CONVERSATION_RETRIES = 5
 """Attempts at a response in a conversation that others change between the read and the accept transaction."""

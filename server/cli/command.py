@@ -17,10 +17,10 @@ from server.errors import ApiError, ConfigError
 
 if TYPE_CHECKING:
     from server.administration.actor import Actor
+    from server.limits.disk_space import Disk
     from server.process.open_database import OpenDatabase
     from server.protocol.administration.objects import Limited
     from server.store.database import Connection, Database
-    from server.store.disk_space import Disk
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The type that argparse's `add_subparsers` returns, for which argparse has no public name."""

@@ -12,6 +12,7 @@ from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
+from server.limits.disk_space import Disk
 from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import (
     DiskShort,
@@ -25,7 +26,6 @@ from server.maintenance.retention import (
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.database import Database
 from server.store.database_roles import reader_options
-from server.store.disk_space import Disk
 
 MOST_DAYS = 36500
 

@@ -18,6 +18,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.request_log import RequestObserver
 from server.http.authentication import Authenticator
+from server.limits.disk_space import Disk
 from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.prompting.served_model import LoadedModel
@@ -31,7 +32,6 @@ from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
-from server.store.disk_space import Disk
 from server.store.webhooks.endpoints import StoredEndpoint
 from server.supervised_thread import StallWatch, SupervisedThread
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
+from server.limits.disk_space import Disk, Space
 from server.maintenance.partition_drop import PartitionDrop
 from server.protocol.ids import response_id
 from server.store import log_append
@@ -32,7 +33,6 @@ from server.store.content.conversations import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line, is_unavailable
-from server.store.disk_space import Disk, Space
 from server.store.log_append import LogGap
 from server.store.schema import partitions
 from server.supervised_thread import Retry, SupervisedThread, Worker

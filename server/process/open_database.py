@@ -9,12 +9,12 @@ from server.configuration.settings import Config
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.embedded_postgres.system_account import EmbeddedError, default_data_dir
 from server.errors import ConfigError
+from server.limits.disk_space import Disk
 from server.sealing.cipher import Seal, make_key
 from server.store import database_roles, session_check
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
-from server.store.disk_space import Disk
 from server.store.schema.upgrade import BEHIND, UNKNOWN, UPGRADE_S, SchemaState, schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")

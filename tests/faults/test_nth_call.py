@@ -28,6 +28,7 @@ from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.disk_space import Disk
 from server.prompting.served_model import LoadedModel
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CancelReason
@@ -36,7 +37,6 @@ from server.recovery.heartbeat import Beat, Heartbeat
 from server.store.content import responses
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
-from server.store.disk_space import Disk
 from server.store.timeout_connection import TimeoutConnection
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording

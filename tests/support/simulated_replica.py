@@ -13,6 +13,7 @@ from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.disk_space import Disk
 from server.prompting.served_model import LoadedModel
 from server.recording.group_commit import CommitLimits
 from server.recording.recorder import Recorder
@@ -22,7 +23,6 @@ from server.recovery.heartbeat import Beat, Heartbeat
 from server.store import log_read
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
-from server.store.disk_space import Disk
 from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
 from tests.support.memory_store import register_replica

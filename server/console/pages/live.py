@@ -13,11 +13,11 @@ from server.console.console_request import ConsoleRequest, pages
 from server.console.value_formats import number, percent, seconds, size
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
+from server.limits.disk_space import Space
 from server.protocol.responses.request import COMPLETION_WINDOWS
 from server.recording.recorder import RecorderStats
 from server.store.console import live_queries
 from server.store.database import PoolStats
-from server.store.disk_space import Space
 from server.supervised_thread import Stalls
 
 

@@ -12,8 +12,14 @@ from tests.support.server_process import MODEL
 TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
 
 
+def shown_text(page: Any) -> str:
+    """The answer's text so far: while it is written, and after it."""
+    text: str = page.locator("#running-text, .item.assistant .prose").last.text_content()
+    return text.strip()
+
+
 def wait_for_characters(page: Any, count: int) -> None:
-    eventually(lambda: len(page.text_content("#running-text")) > count)
+    eventually(lambda: len(shown_text(page)) > count)
 
 
 def test_a_reload_in_mid_stream_loses_no_character(open_page: OpenPage, operated: Operated) -> None:
@@ -25,7 +31,7 @@ def test_a_reload_in_mid_stream_loses_no_character(open_page: OpenPage, operated
         wait_for_characters(page, length)
         page.reload()
     wait_for_characters(page, 400)
-    seen = page.text_content("#running-text")
+    seen = shown_text(page)
     page.wait_for_selector("#send")
     name = page.url.rpartition("=")[2]
     with operated.client(operated.admin) as client:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from server.configuration.settings import Config
+from server.limits.disk_space import Disk, Space
 from server.maintenance import retention
 from server.maintenance.retention import DiskShort, Purged, Retention, purge, remove_old
 from server.protocol.ids import new_uuid
@@ -15,7 +16,6 @@ from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.store.disk_space import Disk, Space
 from tests.support.builders import CREATED, TENANT, finish, insert_response, register
 from tests.support.eventually import eventually
 

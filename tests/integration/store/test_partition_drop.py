@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege, RaiseException
 
+from server.limits.disk_space import Disk
 from server.maintenance import partition_drop
 from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import purge, remove_old
@@ -17,7 +18,6 @@ from server.store.content import deletion, images, responses, storage_usage, sto
 from server.store.content.images import NewImage
 from server.store.database import Database, clock
 from server.store.database_roles import create_roles, create_user
-from server.store.disk_space import Disk
 from server.store.schema import partitions
 from server.store.schema.partitions import HOUR, TimeRange, ranged_partitions
 from tests.integration.store.test_retention import TABLES, end, left, plant

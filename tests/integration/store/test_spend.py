@@ -10,6 +10,7 @@ from server.administration.actor import Actor
 from server.administration.key_changes import create_key, rotate_key
 from server.caller import Limits, Period
 from server.limits.budgets import Budgets
+from server.limits.disk_space import Disk
 from server.maintenance import retention
 from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
@@ -19,7 +20,6 @@ from server.store.administration.budget_standings import BudgetOwner, NewReserva
 from server.store.administration.model_prices import StoredPrice
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
-from server.store.disk_space import Disk
 from tests.support.builders import insert_response
 
 NOW = datetime.now(UTC).replace(hour=12)

@@ -9,9 +9,9 @@ from server.console.pages.live import (
     process_facts,
     quantile,
 )
+from server.limits.disk_space import Space
 from server.recording.recorder import RecorderStats
 from server.store.database import PoolStats
-from server.store.disk_space import Space
 from server.supervised_thread import Stalls
 
 TIMES = Distribution((0.01, 0.1, 1.0), (90, 9, 1, 0), 2.0)

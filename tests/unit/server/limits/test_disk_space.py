@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.disk_space import Disk, Space, space_of
+from server.limits.disk_space import Disk, Space, space_of
 from tests.support.builders import examples
 
 GIB = 1024**3
