@@ -23,6 +23,7 @@ from transformers import (
 from engine.attention.paged_attention import NO_ATTENTION, LayerAttentionSpec
 from engine.attention.sdpa import configure_sdpa
 from engine.config import GGUF_FILE, EngineConfig, ModelRefused, UnsupportedModel
+from engine.image_encoder import ImageProcessor, check_encoder
 from engine.model.forward_ways import ForwardWay, forward_ways
 from engine.model.fused_layers import fuse_layers
 from engine.model.prepacked_linear import prepack_weights
@@ -33,7 +34,6 @@ from engine.model.quantization import (
     refuse_unused_scales,
 )
 from engine.request import ModelInfo, describe
-from engine.vision import ImageProcessor, check_encoder
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)

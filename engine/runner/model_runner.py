@@ -25,9 +25,9 @@ from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner import bits_check, row_costs
 from engine.runner.cached_passes import CachedPasses
 from engine.runner.forward_check import has_experts
+from engine.runner.image_embeddings import NO_IMAGES, PromptImages, StepImages
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
-from engine.runner.prompt_images import NO_IMAGES, PromptImages, StepImages
 from engine.runner.state_passes import StatePasses, StateSlots
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from engine.image_encoder import ImageProcessor
 from engine.request import EngineRequest, PromptImage
-from engine.vision import ImageProcessor
 from tests.support.engines import Bench, make_request, start_model
 from tests.support.vision_models import IMAGE_TOKEN, save_random_vision_model
 

@@ -12,8 +12,8 @@ from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
 from server.store.schema import concurrent_indexes, upgrade
-from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.schema_session import connect
+from server.store.schema.schema_status import LivingReplica, SchemaReport, losses, needing, read_report
 from server.store.schema.upgrade import Migration, SchemaState
 from server.version import VERSION
 

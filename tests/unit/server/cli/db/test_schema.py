@@ -3,7 +3,7 @@
 import pytest
 
 from server.cli.db.schema import describe, refusal
-from server.store.schema.report import LivingReplica, OpenTransaction, SchemaReport, needing
+from server.store.schema.schema_status import LivingReplica, OpenTransaction, SchemaReport, needing
 from server.store.schema.upgrade import Migration, compare
 
 FIRST = Migration("0016", "0015", "pre", "A table more", lost=())

@@ -14,12 +14,7 @@ from transformers import PreTrainedModel
 from engine.bounded_cache import BoundedCache
 from engine.device_copies import to_device
 from engine.executor import OutOfMemory, SequenceFailed
-from engine.request import ImageText, PromptImage, RequestRefused, describe
-from engine.runner.input_builder import ForwardInputs, TwoWayImages
-from engine.runner.torch_errors import translate_errors
-from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
-from engine.scheduling.sequence import TokenSequence
-from engine.vision import (
+from engine.image_encoder import (
     BadImage,
     EncodedImage,
     ImageEncoder,
@@ -28,6 +23,11 @@ from engine.vision import (
     ProcessedImage,
     RopePositions,
 )
+from engine.request import ImageText, PromptImage, RequestRefused, describe
+from engine.runner.input_builder import ForwardInputs, TwoWayImages
+from engine.runner.torch_errors import translate_errors
+from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
+from engine.scheduling.sequence import TokenSequence
 
 ImageKey = tuple[str, bytes]
 """Cache salt and SHA-256 of the file. So requests of different salts share nothing, as in the prefix cache: a

@@ -11,8 +11,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from engine.config import ModelRefused
+from engine.image_encoder import BadImage, ImageEncoder, ImageProcessor
 from engine.request import MAX_IMAGE_PIXELS
-from engine.vision import BadImage, ImageEncoder, ImageProcessor
 from tests.support.engines import start_model
 from tests.support.vision_families import VisionFamily, vision_family
 from tests.support.vision_models import (

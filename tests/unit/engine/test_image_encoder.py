@@ -1,7 +1,7 @@
 import torch
 
+from engine.image_encoder import ImageEncoder
 from engine.request import PromptImage
-from engine.vision import ImageEncoder
 from tests.support.vision_families import vision_family
 from tests.support.vision_models import IMAGE_TOKEN
 
