@@ -66,11 +66,10 @@ PGBOUNCER := 1.25
 PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
 PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 
-# The tests start thousands of processes, and each would compile what it imports; `test` does so once, because its
-# workers import the same at the same time.
+# The tests start thousands of processes, and each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: template-table screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm native smollm2 test-real pgbouncer openai-document peers-tests check faults bench gpu-check clean
+.PHONY: template-table screenshots help serve test collected test-nginx clients postgres llama-server test-llama vllm test-vllm native smollm2 test-real pgbouncer openai-document peers-tests check faults bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -78,9 +77,14 @@ help: ## list the targets
 serve: $(VENV)/installed ## install if needed, then serve (MODEL=folder, id or URL; settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve $(MODEL)
 
-test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	@$(BIN)/python -m compileall -q -j 2 server engine tool_servers demo migrations tests/support
+test: $(VENV)/installed-dev ## everything that must hold before a change lands
+	@$(MAKE) --no-print-directory --output-sync --jobs 2 check collected
 	$(BIN)/python -m pytest -m "$(USUAL)" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+# mypy leaves a core idle, on which each module and each test is compiled once for all of pytest's workers.
+collected: $(VENV)/installed-dev
+	@$(BIN)/python -m compileall -q server engine tool_servers demo migrations tests/support
+	@$(BIN)/python -m pytest -m "$(USUAL)" --collect-only -qq -n0 > $(VENV)/collected || (cat $(VENV)/collected; exit 1)
 
 clients: $(VENV)/installed-dev ## install other people's clients into .clients, and run the blocks of docs/clients.md in them
 	@mkdir -p .clients

@@ -39,6 +39,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers' threads of torch would spin for a core
     gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
+    _wait_for_answers()
     _feel_interrupts()
     settings.register_profile("suite", max_examples=example_count(100))
     settings.load_profile("suite")
@@ -92,6 +93,12 @@ def _read_certificates_once() -> None:
     """A client reads the authorities of TLS for 25 ms of CPU, and each `httpx.get` makes a client."""
     transports: Any = httpx._transports.default
     transports.create_ssl_context = functools.cache(transports.create_ssl_context)
+
+
+def _wait_for_answers() -> None:
+    """Httpx waits five seconds for an answer where a test says nothing else: too short on a busy machine."""
+    usual = httpx._config.DEFAULT_TIMEOUT_CONFIG
+    usual.connect = usual.read = usual.write = usual.pool = 60.0
 
 
 def _feel_interrupts() -> None:

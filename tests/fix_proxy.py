@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 T = TypeVar("T")
 
 BLOCK = 65536
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Proxy:

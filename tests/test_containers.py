@@ -171,14 +171,14 @@ def test_server_waits_for_its_password_and_can_be_stopped_meanwhile(name: str, t
         waits.wait(10)
     (tmp_path / "pgpass").write_text("*:*:*:holdfast_app:password")
     with start(name, tmp_path / "pgpass", HOLDFAST_ENGINE_API_KEY="key") as serves:
-        assert serves.communicate(timeout=10)[0].split() == SERVICES[name]["command"]
+        assert serves.communicate(timeout=60)[0].split() == SERVICES[name]["command"]
 
 
 @pytest.mark.parametrize("name", WITH_VLLM)
 def test_without_a_key_between_them_no_replica_of_vllm_starts(name: str, tmp_path: Path) -> None:
     (tmp_path / "pgpass").write_text("*:*:*:holdfast_app:password")
     with start(name, tmp_path / "pgpass", HOLDFAST_ENGINE_API_KEY="") as refuses:
-        said = refuses.communicate(timeout=10)
+        said = refuses.communicate(timeout=60)
     assert (refuses.returncode, said) == (1, ("", "Set VLLM_API_KEY in .env, as docs/deployment.md says.\n"))
 
 

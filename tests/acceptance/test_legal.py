@@ -97,7 +97,7 @@ def subject(
 
 
 @pytest.fixture(scope="module")
-def begins() -> Iterator[Callable[[str, Any], bool]]:
+def begins() -> Callable[[str, Any], bool]:
     """Whether a text is JSON of a schema, or the beginning of one."""
     compiler: GrammarCompiler = compiler_of("hermes")
     letters = {token: place for place, token in enumerate(compiler.vocabulary.tokens) if len(token) == 1}
@@ -109,8 +109,7 @@ def begins() -> Iterator[Callable[[str, Any], bool]]:
         spelled = [letters[bytes([byte])] for byte in text.removesuffix("\ufffd").encode()]
         return bool(matcher.try_consume_tokens(spelled) == len(spelled))
 
-    yield check
-    compiler.close()
+    return check
 
 
 def in_turn(check: Callable[[int], bool], name: str, what: str, tally: Tally) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 PROBE_S = 0.25
 """Between two questions for a server's readiness."""
 BLOCK = 65536
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Balancer:

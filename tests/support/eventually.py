@@ -11,7 +11,7 @@ _LONGEST_TRY_S = 5.0
 """What one try counts for at most: a machine that stood still meanwhile was still for the others, too."""
 
 
-def eventually(condition: Callable[[], T], *, within: float = 10.0) -> T:
+def eventually(condition: Callable[[], T], *, within: float = 30.0) -> T:
     """The first true value of `condition`; fails when there is none within so many seconds."""
     waited = 0.0
     while True:

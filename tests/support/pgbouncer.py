@@ -19,7 +19,7 @@ from tests.support.server_process import free_port
 BUILT = Path(__file__).resolve().parents[2] / ".pgbouncer"
 """Where `make pgbouncer` puts the releases that this machine does not have."""
 VERSIONS = ("1.18", "1.25")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 USER = "somebody"
 
 

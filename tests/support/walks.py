@@ -4,9 +4,12 @@ At each step one of the allowed tokens is taken. After a while, what could end s
 calls is tried first, so that the walk comes to an end.
 """
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
@@ -32,12 +35,15 @@ _OWNENDS = ("</steptml:parameter>", "</atem:parameter>", "</｜GCML｜parameter>
 _CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
 
 
+@functools.lru_cache(maxsize=4)
 def compiler_of(name: str) -> GrammarCompiler:
+    """A family's compiler, which nobody closes: all tests of a worker use it."""
     vocabulary = read_vocabulary(folder_of(name), tokenizer_at(name).get_vocab_size())
     assert vocabulary is not None
     return GrammarCompiler(vocabulary)
 
 
+@functools.cache
 def hints_of(name: str) -> list[list[int]]:
     family = FAMILIES[name]
     texts = [
@@ -79,6 +85,6 @@ def walk(
 
 
 def _allowed(matcher: Any, end: int) -> set[int]:
-    mask = matcher.compute_bitmask()
+    mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     assert not matcher.is_error(), matcher.get_error()
-    return {token for token in range(end + 1) if mask[token // 8] & 1 << token % 8}
+    return set(np.flatnonzero(np.unpackbits(mask, count=end + 1, bitorder="little")).tolist())

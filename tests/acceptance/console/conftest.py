@@ -135,7 +135,7 @@ def open_page(browser: Any, operated: Operated) -> Iterator[OpenPage]:
     def open_it(path: str, key: str | None = None, forgives: str = "\0", **settings: Any) -> Any:
         context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         page.on("console", lambda message: said.extend([message.text] * (forgives not in message.text)))
         page.on("pageerror", lambda error: said.append(str(error)))

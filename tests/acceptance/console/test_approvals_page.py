@@ -13,7 +13,7 @@ __all__ = ["asking"]
 @pytest.fixture
 def page(browser: Any, asking: Asking) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     sign_in = f"{asking.server.url}/console/sign-in"
     context.request.post(sign_in, form={"key": asking.operator}, max_redirects=0)
     yield context.new_page()

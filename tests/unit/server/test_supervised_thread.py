@@ -96,11 +96,11 @@ def test_a_wait_ends_when_the_thread_is_woken_and_when_it_is_stopped() -> None:
     thread = SupervisedThread("worker", turn)
     with running(thread):
         thread.wake()
-        assert woken.acquire(timeout=10)
+        assert woken.acquire(timeout=60)
         assert not woken.acquire(blocking=False)
         thread.wake()
-        assert woken.acquire(timeout=10)
-    assert woken.acquire(timeout=10)
+        assert woken.acquire(timeout=60)
+    assert woken.acquire(timeout=60)
 
 
 def test_a_thread_can_stop_itself_within_a_turn() -> None:
@@ -115,17 +115,17 @@ def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thr
 
     def turn() -> None:
         begun.release()
-        ends.acquire(timeout=10)
+        ends.acquire(timeout=60)
 
     thread = SupervisedThread("worker", turn, max_turn=60, clock=lambda: now[0])
     with running(thread):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=60)
         now[0] = 160
         assert thread.trouble() is None
         now[0] = 173
         assert thread.trouble() == "the worker thread has been at one turn for 73 s"
         ends.release()
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=60)
         now[0] = 174
         assert thread.trouble() is None
         thread.request_stop()
@@ -159,7 +159,7 @@ def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progres
     thread = SupervisedThread("worker", turn, retry=Retry(10_000, 0.001))
     with running(thread):
         for _ in range(6):
-            assert failing.acquire(timeout=10)
+            assert failing.acquire(timeout=60)
         assert "times in a row" in (thread.trouble() or "")
         healed.set()
         eventually(lambda: thread.trouble() is None)

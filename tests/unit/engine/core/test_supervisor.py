@@ -99,6 +99,7 @@ def test_every_request_is_told_of_a_death_before_another_life_begins(bench: Benc
     bench.engine.set_paused(False)
     for request in requests:
         bench.listener.outcome(request.request_id)
+    eventually(lambda: len(alive) == 5)
     assert alive == [False] * 5
     assert [len(batch) for batch in bench.listener.batches] == [5]
     eventually(lambda: bench.engine.stats().alive)

@@ -87,46 +87,49 @@ def test_a_grammar_whose_parts_multiply_is_refused_and_the_next_one_is_compiled(
 
 
 @pytest.fixture
-def one_process() -> Iterator[GrammarCompiler]:
-    """A compiler with one process, which runs; all of its processes end with it."""
+def one_process() -> Iterator[tuple[GrammarCompiler, int]]:
+    """A compiler with one process, which runs, and the process's id; all of its processes end with it."""
     if sys.platform != "linux":
         pytest.skip("finds the process in /proc")
     before = trial_processes()
     compiler = GrammarCompiler(VOCABULARY, threads=1, compile_seconds=60)
     compiler.compiled(grammar("regex", "a"))
-    yield compiler
+    (process,) = trial_processes() - before
+    yield compiler, process
     compiler.close()
     assert trial_processes() == before
 
 
-def test_a_process_that_was_ended_from_outside_is_started_anew(one_process: GrammarCompiler) -> None:
-    process = max(trial_processes())
+def test_a_process_that_was_ended_from_outside_is_started_anew(
+    one_process: tuple[GrammarCompiler, int],
+) -> None:
+    compiler, process = one_process
     os.kill(process, signal.SIGKILL)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
-    one_process.compiled(grammar("regex", "b"))
+    compiler.compiled(grammar("regex", "b"))
     assert process not in trial_processes()
 
 
 def test_a_grammar_whose_process_is_ended_from_outside_may_be_sent_again(
-    one_process: GrammarCompiler,
+    one_process: tuple[GrammarCompiler, int],
 ) -> None:
-    process = max(trial_processes())
+    compiler, process = one_process
     os.kill(process, signal.SIGSTOP)
     killer = threading.Timer(0.5, os.kill, (process, signal.SIGKILL))
     killer.start()
     with pytest.raises(RequestRefused) as refusal:
-        one_process.compiled(grammar("regex", "b"))
+        compiler.compiled(grammar("regex", "b"))
     assert refusal.value.reason == "overloaded"
     killer.join()
-    one_process.compiled(grammar("regex", "b"))
+    compiler.compiled(grammar("regex", "b"))
 
 
 def test_a_supervisors_signal_to_all_processes_of_the_server_ends_no_compile(
-    one_process: GrammarCompiler,
+    one_process: tuple[GrammarCompiler, int],
 ) -> None:
-    process = max(trial_processes())
+    compiler, process = one_process
     os.kill(process, signal.SIGTERM)
-    one_process.compiled(grammar("regex", "b"))
+    compiler.compiled(grammar("regex", "b"))
     assert process in trial_processes()
 
 

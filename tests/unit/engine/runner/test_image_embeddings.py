@@ -11,7 +11,7 @@ from engine.attention.flash_attention import FlashAttentionBackend
 from engine.attention.paged_attention import PagedForward, current_step
 from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
-from engine.runner import prompt_images
+from engine.runner import image_embeddings
 from tests.support.engines import Bench, attend_with, make_prompt, make_request, start_model, tiny_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 from tests.support.rounds import faults_only
@@ -277,7 +277,7 @@ def test_a_picture_is_encoded_once_for_requests_of_one_salt(llava: VisionFamily)
 
 def test_pictures_that_left_the_caches_are_processed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PROCESSED_BYTES", "ENCODED_BYTES", "LAYOUT_BYTES"):
-        monkeypatch.setattr(prompt_images, name, 1)
+        monkeypatch.setattr(image_embeddings, name, 1)
     model = vision_family("Qwen2VLConfig")
     bench = model.start()
     requests = [model.request(str(n), "ab", picture(n), "c", picture(n + 4), "d") for n in range(3)]

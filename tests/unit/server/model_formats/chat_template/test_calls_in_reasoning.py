@@ -165,4 +165,3 @@ def test_a_forced_call_may_take_the_place_of_the_end_of_the_reasoning(name: str)
         for start, arguments in zip(calls, [d for d in deltas if isinstance(d, CallDelta)], strict=True):
             assert start.name != "get_weather" or "city" in json.loads(arguments.text)
         assert not any(isinstance(delta, TextDelta) for delta in deltas)
-    compiler.close()

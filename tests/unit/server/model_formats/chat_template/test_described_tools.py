@@ -79,7 +79,6 @@ def test_a_forced_call_is_one_of_these_calls() -> None:
         starts = [d for d in parser.feed(tokens) + parser.close() if isinstance(d, CallStart)]
         assert starts
         assert {start.name for start in starts} <= {tool.name for tool in TOOLS}
-    compiler.close()
 
 
 def test_without_tools_nothing_is_described() -> None:

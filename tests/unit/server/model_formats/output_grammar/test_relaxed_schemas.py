@@ -110,25 +110,22 @@ def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
 def arguments(family: str, parameters: dict[str, Any] | None, seed: str, rounds: int = ROUNDS) -> list[Any]:
     """Of forced calls that were drawn at random, as far as the grammar allows it."""
     compiler, chance = compiler_of(family), random.Random(seed)
-    try:
-        prompt = format_of(family).write(conversation(parameters))
-        assert prompt.grammar is not None
-        grammar = followed(compiler, prompt.grammar)
-        found = []
-        for _ in range(rounds):
-            parser = format_of(family).parser(prompt)
-            deltas = parser.feed(walk(compiler, grammar, chance, hints_of(family))) + parser.close()
-            assert deltas[-1] == CallEnd(), deltas
-            found.append(json.loads("".join(one.text for one in deltas if isinstance(one, CallDelta))))
-        return found
-    finally:
-        compiler.close()
+    prompt = format_of(family).write(conversation(parameters))
+    assert prompt.grammar is not None
+    grammar = followed(compiler, prompt.grammar)
+    found = []
+    for _ in range(rounds):
+        parser = format_of(family).parser(prompt)
+        deltas = parser.feed(walk(compiler, grammar, chance, hints_of(family))) + parser.close()
+        assert deltas[-1] == CallEnd(), deltas
+        found.append(json.loads("".join(one.text for one in deltas if isinstance(one, CallDelta))))
+    return found
 
 
 def crossed(names: Iterable[str]) -> list[ParameterSet]:
-    """Every family with every schema; of the families in the suite, a third of the pairs."""
+    """Every family with every schema; of the families in the suite, a sixth of the pairs."""
     return [
-        pytest.param(*family.values, name, marks=[*family.marks, *([pytest.mark.faults] * (number % 3 > 0))])
+        pytest.param(*family.values, name, marks=[*family.marks, *([pytest.mark.faults] * (number % 6 > 0))])
         for place, family in enumerate(GRAMMAR_CALLERS)
         for number, name in enumerate(names, place)
     ]
@@ -232,7 +229,6 @@ def test_many_functions_that_take_anything_need_one_schema() -> None:
         compiler = compiler_of(family)
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar
-        compiler.close()
 
 
 def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:

@@ -105,16 +105,13 @@ def test_a_grammar_lets_nested_values_be_nested_elements() -> None:
     begin = (
         f'{MARK}<tool_call>\n{MARK}<invoke name="plan">{MARK}<stops>{MARK}<item>{MARK}<city>Rome{MARK}</city>'
     )
-    try:
-        for _ in range(10):
-            parser = format_of("minimax_m3").parser(prompt)
-            hints, first = hints_of("minimax_m3"), ids_of("minimax_m3", begin)
-            deltas = parser.feed(walk(compiler, prompt.grammar, chance, hints, first)) + parser.close()
-            said = json.loads("".join(each.text for each in deltas if isinstance(each, CallDelta)))
-            assert said["stops"][0]["city"] == "Rome"
-            assert all(set(stop) == {"city", "days"} for stop in said["stops"])
-    finally:
-        compiler.close()
+    for _ in range(10):
+        parser = format_of("minimax_m3").parser(prompt)
+        hints, first = hints_of("minimax_m3"), ids_of("minimax_m3", begin)
+        deltas = parser.feed(walk(compiler, prompt.grammar, chance, hints, first)) + parser.close()
+        said = json.loads("".join(each.text for each in deltas if isinstance(each, CallDelta)))
+        assert said["stops"][0]["city"] == "Rome"
+        assert all(set(stop) == {"city", "days"} for stop in said["stops"])
 
 
 def test_no_thought_of_minimax_m3_is_an_end_tag_alone() -> None:
@@ -168,10 +165,7 @@ def test_an_answer_of_kimi_k3_may_stand_in_its_tags_where_a_grammar_applies(para
     begin = (
         "Hm<|close|>think<|sep|><|open|>response<|sep|>Hello<|close|>response<|sep|><|close|>message<|sep|>"
     )
-    try:
-        tokens = walk(compiler, prompt.grammar, random.Random(1), [], ids_of("kimi_k3", begin))
-    finally:
-        compiler.close()
+    tokens = walk(compiler, prompt.grammar, random.Random(1), [], ids_of("kimi_k3", begin))
     parser = format_of("kimi_k3").parser(prompt)
     deltas = parser.feed(tokens) + parser.close()
     assert [each.text for each in deltas if isinstance(each, TextDelta)] == ["Hello"]
