@@ -19,7 +19,7 @@ from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError, in_one_line
-from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
+from server.store.schema.schema_status import BEHIND, UNKNOWN, schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 

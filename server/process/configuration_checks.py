@@ -24,7 +24,7 @@ from server.process.model.find_model import with_model
 from server.process.model.load_model import engine_config, read_adapters, read_format, refused_without_torch
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError, first_line
-from server.store.schema.upgrade import BEHIND, UNKNOWN, schema_state
+from server.store.schema.schema_status import BEHIND, UNKNOWN, schema_state
 from server.store.session_check import STANDBY
 
 if TYPE_CHECKING:

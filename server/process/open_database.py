@@ -15,7 +15,8 @@ from server.store import database_roles, session_check
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
-from server.store.schema.upgrade import BEHIND, UNKNOWN, UPGRADE_S, SchemaState, schema_state, upgrade
+from server.store.schema.schema_status import BEHIND, UNKNOWN, SchemaState, schema_state
+from server.store.schema.upgrade import UPGRADE_S, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 

@@ -13,7 +13,8 @@ import pytest
 from server.store.cluster.leases import register_replica
 from server.store.database import Database
 from server.store.schema.schema_session import connect
-from server.store.schema.upgrade import current_revision, newest_revision
+from server.store.schema.schema_status import current_revision
+from server.store.schema.upgrade import newest_revision
 from tests.fix_proxy import Through
 from tests.support.eventually import eventually
 from tests.support.releases import LATER_REVISIONS, run_release

@@ -9,7 +9,8 @@ import pytest
 from alembic import command
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.schema.upgrade import migrations, schema_state, upgrade
+from server.store.schema.schema_status import schema_state
+from server.store.schema.upgrade import migrations, upgrade
 from tests.fix_postgres import IN_A_HURRY, postgres_folder, temporary_database
 from tests.migration.test_schema import alembic_on
 from tests.support.postgres_versions import MAJORS, programs

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, create_engine, event, inspect, pool
 
 from server.embedded_postgres.binaries import psql_command
 from server.store.database_errors import DatabaseError
-from server.store.schema.upgrade import _alembic, schema_state, upgrade
+from server.store.schema.schema_status import schema_state
+from server.store.schema.upgrade import _alembic, upgrade
 from server.store.tables import ALL_TABLES
 from tests.support.eventually import eventually
 from tests.support.schema import schema, unlike_the_code

@@ -14,7 +14,8 @@ from server.store.administration import audit_trail
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_roles import HIDDEN_COLUMNS, HIDDEN_TABLES
-from server.store.schema.upgrade import schema_state, upgrade
+from server.store.schema.schema_status import schema_state
+from server.store.schema.upgrade import upgrade
 
 RESTORED = "holdfast_restored"
 """The database of the embedded cluster that a restore fills."""

@@ -12,9 +12,18 @@ from server.errors import ConfigError
 from server.process.open_database import lock_advice
 from server.store.database_errors import DatabaseError, in_one_line
 from server.store.schema import concurrent_indexes, upgrade
-from server.store.schema.schema_session import connect
-from server.store.schema.schema_status import LivingReplica, SchemaReport, losses, needing, read_report
-from server.store.schema.upgrade import Migration, SchemaState
+from server.store.schema.schema_session import connect, wait_for_connections
+from server.store.schema.schema_status import (
+    LivingReplica,
+    SchemaReport,
+    SchemaState,
+    current_revision,
+    losses,
+    needing,
+    read_report,
+    state_of,
+)
+from server.store.schema.upgrade import Migration
 from server.version import VERSION
 
 START_SECONDS = 30.0
@@ -60,7 +69,7 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
     _await_database(config)
     with cli.opened_database(config, cli.print_status) as opened:
         with _answers(), connect(opened.url) as connection:
-            before = upgrade.current_revision(connection)
+            before = current_revision(connection)
         if opened.upgrade(options.wait):
             cli.print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
         else:
@@ -81,7 +90,7 @@ def applied(before: str | None, revisions: list[str]) -> str:
 def _await_database(config: Config) -> None:
     url = config.database_direct_url or config.database_url
     if url is not None:
-        upgrade.wait_for_connections(
+        wait_for_connections(
             url, START_SECONDS, lambda: cli.print_status("The database accepts no connections yet; waiting.")
         )
 
@@ -89,7 +98,7 @@ def _await_database(config: Config) -> None:
 def _print_sql(config: Config, start: str | None) -> int:
     if start is None:
         with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
-            start = upgrade.current_revision(connection)
+            start = current_revision(connection)
     known = {migration.revision for migration in upgrade.migrations()}
     if start not in (None, "base", *known):
         raise ConfigError(f"This release has no revision {start!r}.")
@@ -100,7 +109,7 @@ def _print_sql(config: Config, start: str | None) -> int:
 
 def _status(config: Config, _options: argparse.Namespace) -> None:
     with cli.opened_database(config) as opened, _answers(), connect(opened.url) as connection:
-        revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
+        revision, state = current_revision(connection), state_of(connection)
         report = read_report(connection)
     for line in describe(revision, state, upgrade.migrations(), report):
         cli.print_result(line)
@@ -140,7 +149,7 @@ def describe(
 def _downgrade(config: Config, options: argparse.Namespace) -> None:
     with cli.opened_database(config, cli.print_status) as opened, _answers():
         with connect(opened.session_url) as connection:
-            migration = _last(upgrade.current_revision(connection))
+            migration = _last(current_revision(connection))
             needed_by = needing(read_report(connection).replicas, migration)
             reason = refusal(migration, options.yes, needed_by, list(losses(connection, migration)))
         if reason is not None:

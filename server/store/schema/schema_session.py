@@ -1,4 +1,4 @@
-"""`connect`, `try_for_locks`, `migration_lock`: the session that changes the schema, and how it waits."""
+"""The session that changes the schema, and its waits: for Postgres, for tables' locks, for other upgrades."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ import psycopg
 from sqlalchemy import Connection, create_engine, pool, text
 
 from server.store.database_errors import TransientError, is_contention
+from server.store.session_check import accepts_connections
 from server.store.timeout_connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.schema")
@@ -38,6 +39,20 @@ def connect(url: str) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:
+    """Returns once Postgres accepts connections, or after `seconds`; calls `on_wait` once if it must wait.
+
+    Postgres is asked as `pg_isready` does: without a login, so wrong credentials are no reason to wait.
+    """
+    deadline = monotonic() + seconds
+    waits = False
+    while not accepts_connections(url) and monotonic() < deadline:
+        if not waits:
+            waits = True
+            on_wait()
+        sleep(_PAUSE_S)
 
 
 def try_for_locks(url: str, seconds: float, act: Callable[[Connection, float], None]) -> None:

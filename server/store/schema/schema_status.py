@@ -1,20 +1,67 @@
-"""Reads for `holdfast db status` and `db downgrade`: replicas, indexes, open transactions, losses."""
+"""What the database's schema is to this release, and what is in the way of another: its revision and state,
+the living replicas, invalid indexes, open transactions, and what a downgrade would lose.
+"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from server.store.database_errors import is_statement_timeout
-from server.store.schema.upgrade import Migration
+from server.store.schema.schema_session import connect
+from server.store.schema.upgrade import Migration, migrations, newest_revision
 
+SchemaState = Literal["current", "behind", "newer", "unknown"]
+"""The database's revision, seen by this release. `behind`: an older one, or none. `newer`: one that this
+release does not know and may serve on. `unknown`: one that it does not know, and may not serve on."""
+BEHIND = "The database's schema is behind this release; run: holdfast db upgrade"
+UNKNOWN = "The database was made by a newer release of Holdfast; use that one."
 SILENT_SECONDS = 60
 """A replica without a heartbeat for longer is not counted as living: each beats at least every second."""
 OLD_TRANSACTION_SECONDS = 2
 """Shorter transactions are over before an upgrade would have to wait for them."""
 LOSS_CHECK = "5s"
 """The time for asking whether a column has values; without an answer until then it counts as one that has."""
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The database's revision; None for a database that was never migrated."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def schema_state(url: str) -> SchemaState:
+    """The database's schema, seen by this release. Raises DatabaseError."""
+    with connect(url) as connection:
+        return state_of(connection)
+
+
+def state_of(connection: Connection) -> SchemaState:
+    known = [migration.revision for migration in migrations()]
+    return compare(current_revision(connection), known, newest_revision(), read_recorded(connection))
+
+
+def compare(
+    found: str | None, known: Collection[str], newest: str, recorded: dict[str, str] | None
+) -> SchemaState:
+    """The state of a database at the revision `found`, for a release that knows others. Pure."""
+    if found == newest:
+        return "current"
+    if found is None or found in known:
+        return "behind"
+    if recorded is None or found not in recorded:
+        return "unknown"
+    return "newer" if all(oldest in known for oldest in recorded.values()) else "unknown"
+
+
+def read_recorded(connection: Connection) -> dict[str, str] | None:
+    """The oldest code that may serve, by applied revision; None without the table."""
+    if connection.scalar(text("select to_regclass('schema_compatibility')")) is None:
+        return None
+    rows = connection.execute(text("select revision, oldest_code from schema_compatibility"))
+    return {row.revision: row.oldest_code for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Schema migrations: what the database's revision is to this release; upgrade, downgrade, and both as SQL.
+"""Schema migrations of this release: upgrade, downgrade, and both as SQL.
 
 Every migration has two attributes beside Alembic's:
 
@@ -12,31 +12,22 @@ and a downgrade removes it, so that a release can ask about revisions that it do
 
 import io
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, sleep
-from typing import Literal
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, delete, insert, text
+from sqlalchemy import Connection, delete, insert
 
 from server.configuration.shipped_files import migrations_folder
-from server.store.schema.schema_session import connect, try_for_locks
-from server.store.session_check import accepts_connections
+from server.store.schema.schema_session import try_for_locks
 from server.store.tables import schema_compatibility
 from server.version import VERSION
 
-SchemaState = Literal["current", "behind", "newer", "unknown"]
-"""The database's revision, seen by this release. `behind`: an older one, or none. `newer`: one that this
-release does not know and may serve on. `unknown`: one that it does not know, and may not serve on."""
-BEHIND = "The database's schema is behind this release; run: holdfast db upgrade"
-UNKNOWN = "The database was made by a newer release of Holdfast; use that one."
 UPGRADE_S = 60.0
 """Seconds that an upgrade or downgrade tries to lock the tables."""
-_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +71,6 @@ def migrations() -> list[Migration]:
     return [_migration(script) for script in reversed(list(_scripts().walk_revisions()))]
 
 
-def current_revision(connection: Connection) -> str | None:
-    """The database's revision; None for a database that was never migrated."""
-    return MigrationContext.configure(connection).get_current_revision()
-
-
-def schema_state(url: str) -> SchemaState:
-    """The database's schema, seen by this release. Raises DatabaseError."""
-    with connect(url) as connection:
-        return state_of(connection)
-
-
-def state_of(connection: Connection) -> SchemaState:
-    known = [migration.revision for migration in migrations()]
-    return compare(current_revision(connection), known, newest_revision(), read_recorded(connection))
-
-
-def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:
-    """Returns once Postgres accepts connections, or after `seconds`; calls `on_wait` once if it must wait.
-
-    Postgres is asked as `pg_isready` does: without a login, so wrong credentials are no reason to wait.
-    """
-    deadline = monotonic() + seconds
-    waits = False
-    while not accepts_connections(url) and monotonic() < deadline:
-        if not waits:
-            waits = True
-            on_wait()
-        sleep(_PAUSE_S)
-
-
 def _run(url: str, seconds: float, act: Callable[[Config], None]) -> None:
     """Runs a command of Alembic, again after a lock that was not got, until `seconds` have passed."""
 
@@ -140,27 +101,6 @@ def _alembic() -> Config:
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
-
-
-def compare(
-    found: str | None, known: Collection[str], newest: str, recorded: dict[str, str] | None
-) -> SchemaState:
-    """The state of a database at the revision `found`, for a release that knows others. Pure."""
-    if found == newest:
-        return "current"
-    if found is None or found in known:
-        return "behind"
-    if recorded is None or found not in recorded:
-        return "unknown"
-    return "newer" if all(oldest in known for oldest in recorded.values()) else "unknown"
-
-
-def read_recorded(connection: Connection) -> dict[str, str] | None:
-    """The oldest code that may serve, by applied revision; None without the table."""
-    if connection.scalar(text("select to_regclass('schema_compatibility')")) is None:
-        return None
-    rows = connection.execute(text("select revision, oldest_code from schema_compatibility"))
-    return {row.revision: row.oldest_code for row in rows}
 
 
 def record_step(ctx: MigrationContext, step: MigrationInfo, heads: object, run_args: object) -> None:  # noqa: ARG001

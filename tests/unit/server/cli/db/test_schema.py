@@ -3,8 +3,8 @@
 import pytest
 
 from server.cli.db.schema import describe, refusal
-from server.store.schema.schema_status import LivingReplica, OpenTransaction, SchemaReport, needing
-from server.store.schema.upgrade import Migration, compare
+from server.store.schema.schema_status import LivingReplica, OpenTransaction, SchemaReport, compare, needing
+from server.store.schema.upgrade import Migration
 
 FIRST = Migration("0016", "0015", "pre", "A table more", lost=())
 LAST = Migration("0017", "0016", "post", "A column less", lost=("responses.words",))
