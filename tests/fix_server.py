@@ -47,7 +47,7 @@ def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator
 @pytest.fixture(scope="session")
 def demo_server(demo_database: str) -> Iterator[ServerProcess]:
     """A server with the demo model."""
-    yield from _shared("demo_server", demo_database, {"grace_seconds": 2, "torch_threads": 2})
+    yield from _shared("demo_server", demo_database, {"grace_seconds": 2, "torch_threads": 1})
 
 
 @pytest.fixture(scope="session")

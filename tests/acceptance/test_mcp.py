@@ -82,7 +82,7 @@ def settings(shared_mcp: Mcp, by_events: Mcp) -> dict[str, object]:
         "mcp_hosts": f"http://127.0.0.1:{shared_mcp.port}",
         "mcp_seconds": 5,
         "lease_seconds": 2,
-        "torch_threads": 2,
+        "torch_threads": 1,
     }
 
 

@@ -59,7 +59,7 @@ SECTIONS = {section.partition("\n")[0]: section for section in _PAGE.split("\n##
 
 @pytest.fixture(scope="module")
 def demo(module_database: str) -> Iterator[ServerProcess]:
-    yield from running(module_database, {"torch_threads": 2})
+    yield from running(module_database, {"torch_threads": 1})
 
 
 class Shell:

@@ -9,6 +9,7 @@ import torch
 
 from engine.request import PromptLogprobs
 from tests.support.engines import Bench, make_prompt, make_request, start_model
+from tests.support.rounds import faults_only
 from tests.support.tiny_architectures import architectures, save_tiny
 from tests.unit.engine.model.test_architectures import generate
 
@@ -46,7 +47,14 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+LIKE_ANOTHER = ("FalconH1", "Bart")
+"""Families that are computed in the way of another one."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*(name for name in FAMILIES if name not in LIKE_ANOTHER), *faults_only(*LIKE_ANOTHER)],
+)
 def family(request: pytest.FixtureRequest) -> Family:
     folder, auto = save_tiny(architectures()[f"{request.param}Config"])
     reference = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
