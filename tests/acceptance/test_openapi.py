@@ -252,7 +252,7 @@ def test_server_answers_as_the_document_says(guarded: Guarded) -> None:
 
 @pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says_what_it_does_not_allow(guarded: Guarded) -> None:
-    answered = explore(guarded, 2, GenerationMode.NEGATIVE)
+    answered = explore(guarded, 3, GenerationMode.NEGATIVE)
     refused = [label for label, statuses in answered.items() if statuses & {400, 404}]
     assert len(refused) > len(answered) / 2
 
