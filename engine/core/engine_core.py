@@ -219,20 +219,22 @@ class EngineCore(InboxReader):
             self._scheduler.pool.uncache(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
-        tokens = (result, *result.accepted)
-        token_ids = tuple(token.token_id for token in tokens)
-        logprobs = None if result.logprobs is None else tuple(t.logprobs for t in tokens if t.logprobs)
+        token_ids = (result.token_id, *(token.token_id for token in result.accepted))
+        logprobs = None
+        if result.logprobs is not None:
+            logprobs = (result.logprobs, *(token.logprobs for token in result.accepted if token.logprobs))
         self._outbox.append(Tokens(sequence.request.request_id, token_ids, logprobs))
         try:
-            # Ends with the last token at the latest, because no token that ends a request is drafted.
-            reasons = [sequence.append(token_id) for token_id in token_ids]
+            for token_id in token_ids:
+                # Of the last token, because no token that ends a request is drafted.
+                reason = sequence.append(token_id)
         except Exception as error:
             log.exception("request %s cannot be handled", sequence.request.request_id)
             self._fail(sequence, "engine_error", describe(error))
             return
         self._scheduler.accept(progress, len(result.accepted), rest_failed=result.rest_failed)
-        if reasons[-1] is not None:
-            self._finish(sequence, reasons[-1])
+        if reason is not None:
+            self._finish(sequence, reason)
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
         """Fails the request that `error` names, retries smaller after `OutOfMemory`, else fails them all."""

@@ -286,7 +286,7 @@ class Scheduler:
             sequence.num_computed_tokens = end
             self.counters.accepted_tokens += count
             self._waiting.charge(sequence, count)
-        self.confirm(replace(progress, end=end))
+        self.confirm(replace(progress, end=end) if count else progress)
         if rest_failed:
             self._preempt(sequence)
         elif self._drafts is not None:
