@@ -162,11 +162,10 @@ def make_conversation(
     """Raises InvalidRequest for a format without its schema and for a wrong tool choice."""
     choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
-    written = [tool for declared in tools for tool in _tools(declared, tools)]
     return PromptConversation(
         items=items,
         instructions=request.instructions,
-        tools=without_labels(written) if written else written,
+        tools=without_labels([tool for declared in tools for tool in _tools(declared, tools)]),
         tool_choice=msgspec.structs.replace(choice, parallel=request.parallel_tool_calls is not False),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,

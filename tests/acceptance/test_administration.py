@@ -342,9 +342,9 @@ def test_two_replicas_know_of_a_change_at_once(
     client = connect(other, key["value"])
     hello(client)
     operator.post(f"keys/{key['id']}", {"models": ["another"]})
-    eventually(lambda: client.models.list().data == [], within=10)
+    eventually(lambda: client.models.list().data == [], within=1)
     operator.post(f"keys/{key['id']}", {"models": None})
-    eventually(lambda: len(client.models.list().data) == 1, within=10)
+    eventually(lambda: len(client.models.list().data) == 1, within=1)
     operator.post(f"keys/{key['id']}/revoke", {"end": True})
 
     def is_refused() -> bool:
@@ -354,7 +354,7 @@ def test_two_replicas_know_of_a_change_at_once(
             return True
         return False
 
-    eventually(is_refused, within=10)
+    eventually(is_refused, within=1)
     assert {one.pid, other.pid} == {replica["pid"] for replica in operator.get("replicas")["data"]}
 
 

@@ -1,6 +1,4 @@
-"""What the database's schema is to this release, and what is in the way of another: its revision and state,
-the living replicas, invalid indexes, open transactions, and what a downgrade would lose.
-"""
+"""The state of the schema, seen by this release, and what is in the way of an upgrade or a downgrade."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
